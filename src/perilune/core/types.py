@@ -1,0 +1,222 @@
+"""Frozen values that cross rooms: token requests and events, chat messages, parts and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""Why the engine ended a sequence: a stop token, a token limit, a cancelled request, a fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is drawn. Order: bias, penalties, temperature, top-k, top-p, min-p."""
+
+    temperature: float = 1.0
+    """0 is greedy: the highest logit, the lowest id on a tie."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps every token."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    """The same seed gives the same tokens whatever else is in the batch; None draws one."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    """None: no log-probabilities; k >= 0: of the chosen token and of the k most likely ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRequest:
+    """Token ids in: one sequence for the engine."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    stop_ids: frozenset[int] = frozenset()
+    """Generation ends after any of these; the stop token itself is reported as an event."""
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The most likely (token id, log-probability) pairs, best first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """Token events out: one generated token, or the end without one (`token_id is None`)."""
+
+    request_id: str
+    token_id: int | None
+    logprob: TokenLogprob | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    """Set exactly when `finish_reason == "error"`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine says of itself."""
+
+    model_id: str
+    vocab_size: int
+    max_context: int
+    """Prompt and generated tokens together."""
+    eos_ids: frozenset[int]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot for /metrics."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    prompt_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    cache_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+
+
+# --- chat -----------------------------------------------------------------------------------
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePart:
+    """A reference to an image. Text-only builds refuse it, with the reason."""
+
+    url: str
+    width: int | None = None
+    height: int | None = None
+
+
+Part = TextPart | ImagePart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """`arguments` is the JSON text as it came: parsed late, never re-serialised on the way."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    role: Role
+    content: tuple[Part, ...] = ()
+    name: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools that a system message in mid-conversation declares (K3)."""
+
+
+ToolChoice = Literal["auto", "none", "required"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseFormat:
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """Messages in. `tools` are OpenAI tool objects: `{"type": "function", "function": {...}}`."""
+
+    request_id: str
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: ToolChoice = "auto"
+    tool_choice_name: str | None = None
+    """The function that must be called, with `tool_choice == "required"`."""
+    response_format: ResponseFormat = ResponseFormat()
+    thinking: bool = True
+    thinking_effort: Literal["low", "medium", "high", "max"] | None = None
+    max_tokens: int | None = None
+    """None: as many as the context holds."""
+    stop: tuple[str, ...] = ()
+    sampling: SamplingParams = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """Raw text or token ids in, text out; no chat format."""
+
+    request_id: str
+    model: str
+    prompt: str | tuple[int, ...]
+    max_tokens: int = 16
+    stop: tuple[str, ...] = ()
+    sampling: SamplingParams = SamplingParams()
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextLogprob:
+    """One token of output text with its log-probability, as the OpenAI wire format wants it."""
+
+    token: str
+    token_bytes: bytes
+    logprob: float
+    top: tuple[tuple[str, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningDelta:
+    text: str
+    logprobs: tuple[TextLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    text: str
+    logprobs: tuple[TextLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallDelta:
+    """A piece of call `index` (from 0). The first piece carries `id` and `name`."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The last event of every stream that did not raise."""
+
+    reason: Literal["stop", "length", "tool_calls", "abort"]
+    usage: Usage
+
+
+ChatEvent = ReasoningDelta | TextDelta | ToolCallDelta | Finish

@@ -1,0 +1,1 @@
+"""The network: configuration, layers, caches, checkpoints. Reads from `model.py` outwards."""

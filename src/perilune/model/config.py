@@ -124,21 +124,90 @@ class ModelConfig:
 
 # Boilerplate of transformers and training-time keys: known, and without effect on the text model.
 IGNORED_KEYS = frozenset(
-    """architectures auto_map dtype torch_dtype transformers_version _name_or_path use_cache
-    attention_dropout attention_bias head_dim rope_theta rope_scaling rope_parameters video_attn_type
-    hidden_dropout output_attentions output_hidden_states return_dict chunk_size_feed_forward
-    is_encoder_decoder is_decoder cross_attention_hidden_size add_cross_attention tie_encoder_decoder
-    pruned_heads prefix sep_token_id decoder_start_token_id task_specific_params problem_type id2label
-    label2id finetuning_task tokenizer_class torchscript use_bfloat16 tf_legacy_loss remove_invalid_values
-    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
-    temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
-    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
-    return_dict_in_generate forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty
-    suppress_tokens begin_suppress_tokens pretraining_tp output_router_logits aux_loss_alpha seq_aux
-    ep_size ignore_index media_placeholder_token_id image_placeholder kv_cache_scheme
-    num_key_value_heads topk_method use_grouped_topk model_type _attn_implementation
-    layer_types mlp_layer_types linear_head_dim linear_num_heads linear_conv_kernel_dim
-    moe_layer_type""".split()
+    [
+        "architectures",
+        "auto_map",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "_name_or_path",
+        "use_cache",
+        "attention_dropout",
+        "attention_bias",
+        "head_dim",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "video_attn_type",
+        "hidden_dropout",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "chunk_size_feed_forward",
+        "is_encoder_decoder",
+        "is_decoder",
+        "cross_attention_hidden_size",
+        "add_cross_attention",
+        "tie_encoder_decoder",
+        "pruned_heads",
+        "prefix",
+        "sep_token_id",
+        "decoder_start_token_id",
+        "task_specific_params",
+        "problem_type",
+        "id2label",
+        "label2id",
+        "finetuning_task",
+        "tokenizer_class",
+        "torchscript",
+        "use_bfloat16",
+        "tf_legacy_loss",
+        "remove_invalid_values",
+        "max_length",
+        "min_length",
+        "do_sample",
+        "early_stopping",
+        "num_beams",
+        "num_beam_groups",
+        "diversity_penalty",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "repetition_penalty",
+        "length_penalty",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "bad_words_ids",
+        "num_return_sequences",
+        "output_scores",
+        "return_dict_in_generate",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "exponential_decay_length_penalty",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "pretraining_tp",
+        "output_router_logits",
+        "aux_loss_alpha",
+        "seq_aux",
+        "ep_size",
+        "ignore_index",
+        "media_placeholder_token_id",
+        "image_placeholder",
+        "kv_cache_scheme",
+        "num_key_value_heads",
+        "topk_method",
+        "use_grouped_topk",
+        "model_type",
+        "_attn_implementation",
+        "layer_types",
+        "mlp_layer_types",
+        "linear_head_dim",
+        "linear_num_heads",
+        "linear_conv_kernel_dim",
+        "moe_layer_type",
+    ]
 )
 
 
@@ -242,7 +311,9 @@ def _parse_text(
         raise UnsupportedError(f"{where}: hidden_act must be situ or silu, not {act!r}")
     eos = keys.take("eos_token_id", (int, list, _NONE), None)
     if keys.take("num_nextn_predict_layers", (int, _NONE), 0):
-        raise UnsupportedError(f"{where}: num_nextn_predict_layers > 0 (no release has MTP tensors)")
+        raise UnsupportedError(
+            f"{where}: num_nextn_predict_layers > 0 (no release has MTP tensors)"
+        )
     positions = keys.take("max_position_embeddings", int, None)
     positions = keys.take("model_max_length", int, None) or positions or 1048576
     values: dict[str, Any] = {
@@ -355,5 +426,7 @@ def _is_mxfp4(quantization: Mapping[str, Any] | None, where: str) -> bool:
         return False
     scheme = quantization.get("format")
     if scheme != "mxfp4-pack-quantized":
-        raise UnsupportedError(f"{where}: quantization format {scheme!r}; only mxfp4-pack-quantized")
+        raise UnsupportedError(
+            f"{where}: quantization format {scheme!r}; only mxfp4-pack-quantized"
+        )
     return True

@@ -1,0 +1,30 @@
+"""Attention over residual sources."""
+
+from __future__ import annotations
+
+from perilune.kernels.common.cases import FP32, normal
+from perilune.kernels.registry import OpSpec
+
+SPEC = OpSpec(
+    name="attn_res",
+    signature="(sources_NTD, query_D, eps) -> h_TD",
+    reference="perilune.kernels.attn_res.reference:attn_res",
+    cases={
+        "nine_sources": lambda g, d: {
+            "sources_TD": normal(g, d, 9, 3, 17),
+            "query_D": normal(g, d, 17),
+            "eps": 1e-5,
+        },
+        "one_source": lambda g, d: {
+            "sources_TD": normal(g, d, 1, 3, 17),
+            "query_D": normal(g, d, 17),
+            "eps": 1e-5,
+        },
+        "as_small_as_eps": lambda g, d: {
+            "sources_TD": normal(g, d, 4, 3, 17, scale=1e-3),
+            "query_D": normal(g, d, 17),
+            "eps": 1e-5,
+        },
+    },
+    tolerance=FP32,
+)

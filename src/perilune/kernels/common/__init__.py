@@ -1,0 +1,1 @@
+"""What several ops need: the packed layout."""

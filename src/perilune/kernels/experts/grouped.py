@@ -1,0 +1,50 @@
+"""Routed experts as two grouped matrix products: static shapes, no word to the host.
+
+Legend: T tokens, R experts a token, E experts, L expert input width, I intermediate width,
+P padded rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grouped_mm
+
+from perilune.kernels.experts.reference import Activation
+
+ALIGN = 8
+"""Rows of a group are a multiple of this: 16 bytes of bf16, which the weight gradient needs."""
+
+
+def experts(
+    x_TL: Tensor,
+    expert_TR: Tensor,
+    weight_TR: Tensor,
+    w13_E2IL: Tensor,
+    w2_ELI: Tensor,
+    activation: Activation,
+) -> Tensor:
+    """As `reference.experts`, in bf16 with fp32 sums."""
+    t, r = expert_TR.shape
+    num_experts = w13_E2IL.shape[0]
+    slot_TR, ends_E = _slots(expert_TR, num_experts)
+    padded = (t * r + num_experts * ALIGN) // ALIGN * ALIGN
+    rows = x_TL.bfloat16()[:, None].expand(-1, r, -1).reshape(t * r, -1)
+    x_PL = rows.new_zeros(padded, rows.shape[1]).index_copy(0, slot_TR.reshape(-1), rows)
+    hidden_P2I = grouped_mm(x_PL, w13_E2IL.bfloat16().mT, offs=ends_E)
+    out_PL = grouped_mm(activation(hidden_P2I), w2_ELI.bfloat16().mT, offs=ends_E)
+    out_TRL = out_PL[slot_TR].float()
+    return (out_TRL * weight_TR[..., None].float()).sum(1).to(x_TL.dtype)
+
+
+def _slots(expert_TR: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """The padded row of every (token, choice), and the int32 end of every expert's group."""
+    flat = expert_TR.reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
+    counts = counts.scatter_add(0, flat, torch.ones_like(flat))
+    padded = (counts + ALIGN - 1) // ALIGN * ALIGN
+    shift = (padded.cumsum(0) - padded) - (counts.cumsum(0) - counts)
+    position = torch.arange(flat.shape[0], device=flat.device)
+    slot = torch.empty_like(flat).scatter(0, order, position + shift[flat[order]])
+    return slot.view(expert_TR.shape), padded.cumsum(0).to(torch.int32)

@@ -1,0 +1,45 @@
+"""The routed expert MLPs, grouped by expert.
+
+Legend: T tokens, R experts a token, E experts, L expert input width, I intermediate width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def experts(
+    x_TL: Tensor,
+    expert_TR: Tensor,
+    weight_TR: Tensor,
+    w13_E2IL: Tensor,
+    w2_ELI: Tensor,
+    activation: Activation,
+) -> Tensor:
+    """sum_r weight_r * w2_e(activation(w13_e x)): weights after w2, summed in fp32.
+
+    Tokens are sorted by expert so that each expert in use runs once on its own rows.
+    """
+    t, r = expert_TR.shape
+    flat_R = expert_TR.reshape(-1)
+    order_R = torch.argsort(flat_R, stable=True)
+    counts_E = torch.bincount(flat_R, minlength=w13_E2IL.shape[0])
+    token_R = order_R // r
+    x_RL = x_TL[token_R]
+    out_RL = torch.empty_like(x_RL)
+    parts, start = [], 0
+    for expert, count in enumerate(counts_E.tolist()):
+        if count:
+            rows = x_RL[start : start + count]
+            parts.append(activation(rows @ w13_E2IL[expert].t()) @ w2_ELI[expert].t())
+            start += count
+    out_RL = torch.cat(parts) if parts else out_RL
+    dtype = torch.promote_types(torch.float32, x_TL.dtype)
+    scaled_RL = out_RL.to(dtype) * weight_TR.reshape(-1)[order_R, None].to(dtype)
+    y_TL = torch.zeros(t, x_TL.shape[1], dtype=dtype, device=x_TL.device)
+    return y_TL.index_add(0, token_R, scaled_RL).to(x_TL.dtype)

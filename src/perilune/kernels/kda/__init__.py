@@ -1,0 +1,116 @@
+"""Kimi Delta Attention: chunked prefill, token-by-token truth, one-token decode."""
+
+from __future__ import annotations
+
+import torch
+
+from perilune.kernels.common.cases import FP32, normal
+from perilune.kernels.common.packing import Packing
+from perilune.kernels.registry import Inputs, OpSpec
+
+
+def _inputs(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    lengths: tuple[int, ...],
+    *,
+    lower_bound: float | None = -5.0,
+    heads: int = 2,
+    width: int = 16,
+    z_scale: float = 1.0,
+    with_state: bool = False,
+) -> Inputs:
+    t = sum(lengths)
+
+    def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return normal(generator, dtype, *shape, scale=scale)
+
+    return {
+        "q_THK": draw(t, heads, width),
+        "k_THK": draw(t, heads, width),
+        "v_THV": draw(t, heads, width),
+        "z_THK": draw(t, heads, width, scale=z_scale),
+        "b_TH": draw(t, heads),
+        "A_log_H": draw(heads, scale=0.5),
+        "dt_bias_HK": draw(heads, width, scale=0.3),
+        "packing": Packing.of(lengths),
+        "lower_bound": lower_bound,
+        "state_NHKV": draw(len(lengths), heads, width, width) if with_state else None,
+    }
+
+
+def _segmented(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+    inputs = _inputs(generator, dtype, (70, 70))
+    cuts = torch.zeros(2, 70, dtype=torch.int64)
+    for row, at in ((0, 1), (0, 32), (0, 45), (1, 31), (1, 69)):
+        cuts[row, at] = 1
+    inputs["packing"] = Packing.rows(cuts.cumsum(1))
+    return inputs
+
+
+_SEQUENCES = {
+    "one_token": lambda g, d: _inputs(g, d, (1,)),
+    "odd_lengths": lambda g, d: _inputs(g, d, (33, 1, 64, 7), with_state=True),
+    "strongest_decay": lambda g, d: _inputs(g, d, (80,), z_scale=40.0, with_state=True),
+    "softplus": lambda g, d: _inputs(g, d, (37, 70), lower_bound=None, with_state=True),
+    "softplus_strong": lambda g, d: _inputs(g, d, (70,), lower_bound=None, z_scale=30.0),
+    "segmented_rows": _segmented,
+}
+
+
+def _decode_inputs(
+    generator: torch.Generator, dtype: torch.dtype, n: int, lower_bound: float | None
+) -> Inputs:
+    inputs = _inputs(generator, dtype, (1,) * n, lower_bound=lower_bound, with_state=True)
+    del inputs["packing"]
+    return {
+        name.replace("_THK", "_NHK").replace("_THV", "_NHV").replace("_TH", "_NH"): value.detach()
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def decode_by_recurrence(**inputs: torch.Tensor) -> torch.Tensor:
+    """Oracle of `kda_decode`: the recurrence on N one-token sequences, state written back."""
+    from perilune.kernels.kda.reference import kda_recurrent
+
+    state = inputs.pop("state_NHKV")
+    bound = inputs.pop("lower_bound")
+    out = kda_recurrent(*inputs.values(), Packing.of([1] * state.shape[0]), bound, state)
+    state.copy_(out.state_NHKV)
+    return out.o_THV
+
+
+_SIGNATURE = (
+    "(q_THK, k_THK, v_THV, z_THK, b_TH, A_log_H, dt_bias_HK, packing, lower_bound, state_NHKV)"
+    " -> (o_THV, state_NHKV)"
+)
+
+CHUNK = OpSpec(
+    name="kda_chunk",
+    signature=_SIGNATURE,
+    reference="perilune.kernels.kda.reference:kda_chunk",
+    oracle="perilune.kernels.kda.reference:kda_recurrent",
+    cases=_SEQUENCES,
+    tolerance=FP32,
+)
+RECURRENT = OpSpec(
+    name="kda_recurrent",
+    signature=_SIGNATURE,
+    reference="perilune.kernels.kda.reference:kda_recurrent",
+    cases=_SEQUENCES,
+    tolerance=FP32,
+)
+DECODE = OpSpec(
+    name="kda_decode",
+    signature="(q_NHK, k_NHK, v_NHV, z_NHK, b_NH, A_log_H, dt_bias_HK, state_NHKV!, lower_bound)"
+    " -> o_NHV",
+    reference="perilune.kernels.kda.reference:kda_decode",
+    oracle="perilune.kernels.kda:decode_by_recurrence",
+    cases={
+        "one": lambda g, d: _decode_inputs(g, d, 1, -5.0),
+        "five_softplus": lambda g, d: _decode_inputs(g, d, 5, None),
+    },
+    tolerance=FP32,
+)

@@ -1,0 +1,110 @@
+"""Every op, declared once: its signature, its truth, its backends, its cases and tolerances.
+
+The model calls an op through `resolve(name)`. A backend is chosen by device once, the choice is
+logged with its reason, and an unsupported one raises: nothing falls back silently.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from perilune.core.errors import UnsupportedError
+
+log = logging.getLogger(__name__)
+
+OPS: dict[str, str] = {
+    "kda_chunk": "perilune.kernels.kda:CHUNK",
+    "kda_recurrent": "perilune.kernels.kda:RECURRENT",
+    "kda_decode": "perilune.kernels.kda:DECODE",
+    "causal_conv": "perilune.kernels.causal_conv:CONV",
+    "causal_conv_decode": "perilune.kernels.causal_conv:DECODE",
+    "rms_norm": "perilune.kernels.norm:RMS_NORM",
+    "gated_rms_norm": "perilune.kernels.norm:GATED_RMS_NORM",
+    "attn_res": "perilune.kernels.attn_res:SPEC",
+    "router": "perilune.kernels.router:SPEC",
+    "experts": "perilune.kernels.experts:SPEC",
+    "mla_prefill": "perilune.kernels.mla:PREFILL",
+    "mla_decode": "perilune.kernels.mla:DECODE",
+    "situ": "perilune.kernels.situ:SPEC",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """Largest allowed ||x - truth|| / ||truth|| of outputs and states, and of gradients."""
+
+    forward: float
+    backward: float
+
+
+Inputs = dict[str, Any]
+"""Keyword arguments of an op; tensors that require a gradient are checked backward too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpSpec:
+    name: str
+    signature: str
+    """One line: tensors with their shape suffixes."""
+    reference: str
+    """`module:attr` of the truth: plain torch, fp32 inside, differentiable."""
+    oracle: str | None = None
+    """`module:attr` of a slower, more obvious form; None: the reference itself in float64."""
+    backends: Mapping[str, str] = field(default_factory=dict)
+    """Device type -> `module:attr`; a device without an entry runs the reference."""
+    cases: Mapping[str, Callable[[torch.Generator, torch.dtype], Inputs]]
+    """Named input makers for conformance: odd sizes and extremes included."""
+    tolerance: Mapping[torch.dtype, Tolerance]
+
+
+def load_attr(path: str) -> Any:
+    """The object that `module:attr` names."""
+    module, _, attr = path.partition(":")
+    return getattr(import_module(module), attr)
+
+
+def spec(name: str) -> OpSpec:
+    """The declaration of op `name`.
+
+    Raises:
+        UnsupportedError: there is no such op.
+    """
+    if name not in OPS:
+        raise UnsupportedError(f"unknown op {name!r}; known: {', '.join(OPS)}")
+    return load_attr(OPS[name])
+
+
+class Op:
+    """A callable op; picks its implementation by the device of its first tensor, once a device."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._chosen: dict[str, Callable[..., Any]] = {}
+
+    def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        kind = x.device.type
+        run = self._chosen.get(kind)
+        if run is None:
+            run = self._choose(kind)
+        return run(x, *args, **kwargs)
+
+    def _choose(self, kind: str) -> Callable[..., Any]:
+        declared = spec(self.name)
+        path = declared.backends.get(kind, declared.reference)
+        why = "declared for it" if kind in declared.backends else "no backend declared for it"
+        log.info("op %s on %s: %s (%s)", self.name, kind, path, why)
+        self._chosen[kind] = load_attr(path)
+        return self._chosen[kind]
+
+
+def resolve(name: str) -> Op:
+    """A handle on op `name`, to be called like a function."""
+    if name not in OPS:
+        raise UnsupportedError(f"unknown op {name!r}; known: {', '.join(OPS)}")
+    return Op(name)

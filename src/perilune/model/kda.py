@@ -1,0 +1,151 @@
+"""A Kimi Delta Attention layer.
+
+Legend: T packed tokens, N sequences, D model width, H heads, K key = value width, C channels of
+the three convolutions, W conv width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from perilune.kernels.common.packing import Packing
+from perilune.kernels.registry import resolve
+from perilune.model.cache import KDACache
+from perilune.model.config import ModelConfig
+from perilune.model.linear import Fused, Linear
+from perilune.model.norm import RMSNorm
+
+causal_conv = resolve("causal_conv")
+causal_conv_decode = resolve("causal_conv_decode")
+kda_chunk = resolve("kda_chunk")
+kda_decode = resolve("kda_decode")
+gated_rms_norm = resolve("gated_rms_norm")
+
+
+class Conv(nn.Module):
+    """Weight of one depthwise convolution, [C, 1, W] as in the checkpoint."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, width))
+
+
+class KDA(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        kda, d = config.kda, config.hidden_size
+        self.num_heads, self.head_dim = kda.num_heads, kda.head_dim
+        self.lower_bound = kda.gate_lower_bound
+        inner = kda.num_heads * kda.head_dim
+        self.q_proj, self.k_proj, self.v_proj = (Linear(d, inner) for _ in range(3))
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (
+            Conv(inner, kda.conv_width) for _ in range(3)
+        )
+        self.f_a_proj = Linear(d, kda.head_dim)
+        self.f_b_proj = Linear(kda.head_dim, inner)
+        self.b_proj = Linear(d, kda.num_heads)
+        self.A_log = nn.Parameter(torch.empty(kda.num_heads))
+        self.dt_bias = nn.Parameter(torch.empty(inner))
+        if kda.full_rank_gate:
+            self.g_proj = Linear(d, inner)
+            gate_in = self.g_proj
+        else:
+            self.g_a_proj = Linear(d, kda.head_dim)
+            self.g_b_proj = Linear(kda.head_dim, inner)
+            gate_in = self.g_a_proj
+        self.o_norm = RMSNorm(kda.head_dim, config.rms_norm_eps)
+        self.o_proj = Linear(inner, d)
+        self.inputs = Fused(
+            [self.q_proj, self.k_proj, self.v_proj, gate_in, self.f_a_proj, self.b_proj]
+        )
+        self.conv_CW: Tensor | None = None
+
+    def freeze(self) -> None:
+        """Prepares for inference: fused projections, one convolution weight."""
+        self.inputs.freeze()
+        self.conv_CW = self._conv_weight().contiguous()
+
+    def _conv_weight(self) -> Tensor:
+        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        return torch.cat([conv.weight[:, 0] for conv in convs])
+
+    def forward(self, x_TD: Tensor, packing: Packing, caches: Sequence[KDACache] | None) -> Tensor:
+        inner = self.num_heads * self.head_dim
+        sizes = [3 * inner, *self.inputs.sizes[3:]]
+        qkv_TC, gate_in, f_TK, b_TH = self.inputs(x_TD).split(sizes, dim=-1)
+        z_TC = self.f_b_proj(f_TK)
+        gate_TC = gate_in if hasattr(self, "g_proj") else self.g_b_proj(gate_in)
+        conv_CW = self.conv_CW if self.conv_CW is not None else self._conv_weight()
+        if caches is not None and packing.max_len == 1:
+            o_THK = self._decode(qkv_TC, z_TC, b_TH, conv_CW, caches)
+        else:
+            o_THK = self._prefill(qkv_TC, z_TC, b_TH, conv_CW, packing, caches)
+        o_THK = gated_rms_norm(
+            o_THK, gate_TC.view(o_THK.shape), self.o_norm.weight, self.o_norm.eps
+        )
+        return self.o_proj(o_THK.reshape(-1, inner).to(x_TD.dtype))
+
+    def _heads(self, qkv_TC: Tensor, z_TC: Tensor) -> tuple[Tensor, ...]:
+        shape = (-1, self.num_heads, self.head_dim)
+        return tuple(x.reshape(shape) for x in (*qkv_TC.chunk(3, dim=-1), z_TC))
+
+    def _prefill(
+        self,
+        qkv_TC: Tensor,
+        z_TC: Tensor,
+        b_TH: Tensor,
+        conv_CW: Tensor,
+        packing: Packing,
+        caches: Sequence[KDACache] | None,
+    ) -> Tensor:
+        window = state = None
+        if caches is not None:
+            window = torch.stack([cache.window_WC for cache in caches])
+            state = torch.stack([cache.state_HKV for cache in caches])
+        conv = causal_conv(qkv_TC, conv_CW, packing, window)
+        out = kda_chunk(
+            *self._heads(conv.y_TC, z_TC),
+            b_TH,
+            self.A_log,
+            self.dt_bias.view(self.num_heads, -1),
+            packing,
+            self.lower_bound,
+            state,
+        )
+        if caches is not None:
+            for i, cache in enumerate(caches):
+                cache.window_WC.copy_(conv.window_NWC[i])
+                cache.state_HKV.copy_(out.state_NHKV[i])
+        return out.o_THV
+
+    def _decode(
+        self,
+        qkv_NC: Tensor,
+        z_NC: Tensor,
+        b_NH: Tensor,
+        conv_CW: Tensor,
+        caches: Sequence[KDACache],
+    ) -> Tensor:
+        alone = len(caches) == 1
+        if alone:
+            window, state = caches[0].window_WC[None], caches[0].state_HKV[None]
+        else:
+            window = torch.stack([cache.window_WC for cache in caches])
+            state = torch.stack([cache.state_HKV for cache in caches])
+        y_NC = causal_conv_decode(qkv_NC, conv_CW, window)
+        o_NHK = kda_decode(
+            *self._heads(y_NC, z_NC),
+            b_NH,
+            self.A_log,
+            self.dt_bias.view(self.num_heads, -1),
+            state,
+            self.lower_bound,
+        )
+        if not alone:
+            for i, cache in enumerate(caches):
+                cache.window_WC.copy_(window[i])
+                cache.state_HKV.copy_(state[i])
+        return o_NHK

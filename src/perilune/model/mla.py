@@ -1,0 +1,103 @@
+"""Gated multi-head latent attention without positions.
+
+Legend: T packed tokens, S cached tokens, D model width, H heads, K query width (nope + shared),
+V value width, C latent width, R shared key channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from perilune.kernels.common.packing import Packing
+from perilune.kernels.mla.reference import mla_extend
+from perilune.kernels.registry import resolve
+from perilune.model.cache import MLACache
+from perilune.model.config import ModelConfig
+from perilune.model.linear import Fused, Linear
+from perilune.model.norm import LATENT_EPS, RMSNorm
+
+mla_prefill = resolve("mla_prefill")
+mla_decode = resolve("mla_decode")
+
+
+class MLA(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        mla, d = config.mla, config.hidden_size
+        self.mla = mla
+        self.scale = mla.qk_head_dim**-0.5
+        heads, q_width = mla.num_heads, mla.num_heads * mla.qk_head_dim
+        if mla.q_lora_rank is None:
+            self.q_proj = Linear(d, q_width)
+            q_in = self.q_proj
+        else:
+            self.q_a_proj = Linear(d, mla.q_lora_rank)
+            self.q_a_layernorm = RMSNorm(mla.q_lora_rank, LATENT_EPS)
+            self.q_b_proj = Linear(mla.q_lora_rank, q_width)
+            q_in = self.q_a_proj
+        self.kv_a_proj_with_mqa = Linear(d, mla.cache_width)
+        self.kv_a_layernorm = RMSNorm(mla.kv_lora_rank, LATENT_EPS)
+        self.kv_b_proj = Linear(mla.kv_lora_rank, heads * (mla.qk_nope_head_dim + mla.v_head_dim))
+        parts = [q_in, self.kv_a_proj_with_mqa]
+        if mla.output_gate:
+            self.g_proj = Linear(d, heads * mla.v_head_dim)
+            parts.append(self.g_proj)
+        self.o_proj = Linear(heads * mla.v_head_dim, d)
+        self.inputs = Fused(parts)
+
+    def freeze(self) -> None:
+        self.inputs.freeze()
+
+    def forward(self, x_TD: Tensor, packing: Packing, caches: Sequence[MLACache] | None) -> Tensor:
+        q_in, kv_TC, *gate = self.inputs.split(x_TD)
+        if self.mla.q_lora_rank is not None:
+            q_in = self.q_b_proj(self.q_a_layernorm(q_in))
+        q_THK = q_in.reshape(-1, self.mla.num_heads, self.mla.qk_head_dim)
+        c_TC, shared_TR = kv_TC.split([self.mla.kv_lora_rank, self.mla.qk_rope_head_dim], dim=-1)
+        latent_TC = torch.cat([self.kv_a_layernorm(c_TC), shared_TR], dim=-1)
+        if caches is None:
+            k_THK, v_THV = self._expand(latent_TC)
+            o_THV = mla_prefill(q_THK, k_THK, v_THV, packing, self.scale)
+        else:
+            o_THV = self._cached(q_THK, latent_TC, packing, caches)
+        o_TC = o_THV.reshape(o_THV.shape[0], -1)
+        if self.mla.output_gate:
+            o_TC = (o_TC * torch.sigmoid(gate[0].float())).to(x_TD.dtype)
+        return self.o_proj(o_TC)
+
+    def _expand(self, latent_SC: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [S, H, K] and values [S, H, V] of cached rows."""
+        mla = self.mla
+        c_SC, shared_SR = latent_SC.split([mla.kv_lora_rank, mla.qk_rope_head_dim], dim=-1)
+        kv = self.kv_b_proj(c_SC).view(-1, mla.num_heads, mla.qk_nope_head_dim + mla.v_head_dim)
+        nope, v_SHV = kv.split([mla.qk_nope_head_dim, mla.v_head_dim], dim=-1)
+        shared = shared_SR[:, None].expand(-1, mla.num_heads, -1)
+        return torch.cat([nope, shared], dim=-1), v_SHV
+
+    def _cached(
+        self, q_THK: Tensor, latent_TC: Tensor, packing: Packing, caches: Sequence[MLACache]
+    ) -> Tensor:
+        outputs = []
+        for q, rows, cache in zip(
+            q_THK.split(packing.lengths), latent_TC.split(packing.lengths), caches, strict=True
+        ):
+            latent_SC = cache.append(rows)
+            if q.shape[0] == 1:
+                outputs.append(self._absorbed(q[0], latent_SC)[None])
+            else:
+                outputs.append(mla_extend(q, *self._expand(latent_SC), self.scale))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _absorbed(self, q_HK: Tensor, latent_SC: Tensor) -> Tensor:
+        """Attention in latent space: W_UK moves to the query, W_UV to the result."""
+        mla = self.mla
+        weight_HXC = self.kv_b_proj.weight.view(mla.num_heads, -1, mla.kv_lora_rank)
+        nope, shared = q_HK.split([mla.qk_nope_head_dim, mla.qk_rope_head_dim], dim=-1)
+        q_HC = (nope[:, None] @ weight_HXC[:, : mla.qk_nope_head_dim])[:, 0]
+        mixed_HC = mla_decode(
+            torch.cat([q_HC, shared], dim=-1), latent_SC, mla.kv_lora_rank, self.scale
+        )
+        return (weight_HXC[:, mla.qk_nope_head_dim :] @ mixed_HC[..., None])[..., 0]

@@ -1,0 +1,144 @@
+"""The whole network: embedding, decoder layers, head. Start reading here.
+
+Legend: T packed tokens, N sequences, D model width, V vocabulary.
+Parameter names equal the released checkpoints' (without K3's `language_model.` prefix), except
+that routed experts are stacked (`experts.w13`, `experts.w2`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from perilune.kernels.common.packing import Packing
+from perilune.model.attn_res import AttnResStream, PlainStream, Query
+from perilune.model.cache import SequenceCache, new_cache
+from perilune.model.config import ModelConfig
+from perilune.model.kda import KDA
+from perilune.model.linear import Linear
+from perilune.model.mla import MLA
+from perilune.model.moe import MLP, MoE
+from perilune.model.norm import RMSNorm
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        d, eps, moe = config.hidden_size, config.rms_norm_eps, config.moe
+        self.self_attn = MLA(config) if config.is_mla(index) else KDA(config)
+        self.is_moe = config.is_moe(index)
+        if moe is not None and self.is_moe:
+            self.block_sparse_moe = MoE(config, moe)
+        else:
+            self.mlp = MLP(config, config.intermediate_size)
+        self.input_layernorm = RMSNorm(d, eps)
+        self.post_attention_layernorm = RMSNorm(d, eps)
+        if config.attn_res_block_size is not None:
+            self.starts_block = index % config.attn_res_block_size == 0
+            self.self_attention_res_norm = RMSNorm(d, eps)
+            self.self_attention_res_proj = Query(d)
+            self.mlp_res_norm = RMSNorm(d, eps)
+            self.mlp_res_proj = Query(d)
+
+    def forward(
+        self,
+        stream: AttnResStream | PlainStream,
+        packing: Packing,
+        caches: Sequence | None,
+    ) -> None:
+        if isinstance(stream, PlainStream):
+            stream.add(self._attention(stream.hidden, packing, caches))
+            stream.add(self._feed_forward(stream.hidden))
+            return
+        h_TD = stream.read(self.self_attention_res_proj, self.self_attention_res_norm)
+        if self.starts_block:
+            stream.commit()
+        stream.add(self._attention(h_TD, packing, caches))
+        stream.add(self._feed_forward(stream.read(self.mlp_res_proj, self.mlp_res_norm)))
+
+    def _attention(self, h_TD: Tensor, packing: Packing, caches: Sequence | None) -> Tensor:
+        return self.self_attn(self.input_layernorm(h_TD), packing, caches)
+
+    def _feed_forward(self, h_TD: Tensor) -> Tensor:
+        ffn = self.block_sparse_moe if self.is_moe else self.mlp
+        return ffn(self.post_attention_layernorm(h_TD))
+
+
+class Backbone(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        d, eps = config.hidden_size, config.rms_norm_eps
+        self.attn_res = config.attn_res_block_size is not None
+        self.compute_dtype: torch.dtype | None = None
+        """Activations of the forward pass; None: the dtype of the weights. The trainer keeps fp32
+        weights and computes in bf16."""
+        self.embed_tokens = nn.Embedding(config.vocab_size, d)
+        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
+        if self.attn_res:
+            self.output_attn_res_norm = RMSNorm(d, eps)
+            self.output_attn_res_proj = Query(d)
+        self.norm = RMSNorm(d, eps)
+
+    def forward(
+        self, token_ids_T: Tensor, packing: Packing, caches: Sequence[SequenceCache] | None
+    ) -> Tensor:
+        """Hidden vectors [T, D] before the final norm."""
+        embedding_TD = self.embed_tokens(token_ids_T)
+        if self.compute_dtype is not None:
+            embedding_TD = embedding_TD.to(self.compute_dtype)
+        stream = AttnResStream(embedding_TD) if self.attn_res else PlainStream(embedding_TD)
+        for i, layer in enumerate(self.layers):
+            layer(stream, packing, None if caches is None else [c.layers[i] for c in caches])
+        if isinstance(stream, PlainStream):
+            return stream.hidden
+        return stream.read(self.output_attn_res_proj, self.output_attn_res_norm)
+
+
+class Transformer(nn.Module):
+    """A decoder of either family. Parameters start uninitialised: see `init` and `load`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Backbone(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size)
+
+    @property
+    def head_weight(self) -> Tensor:
+        tied = self.config.tie_word_embeddings
+        return self.model.embed_tokens.weight if tied else self.lm_head.weight
+
+    def new_cache(self) -> SequenceCache:
+        weight = self.head_weight
+        return new_cache(self.config, weight.device, weight.dtype)
+
+    def freeze(self) -> Transformer:
+        """Prepares for inference: no gradients, projections with one input fused."""
+        self.eval().requires_grad_(False)
+        for module in self.modules():
+            if isinstance(module, KDA | MLA | MLP):
+                module.freeze()
+        return self
+
+    def forward(
+        self,
+        token_ids_T: Tensor,
+        packing: Packing,
+        caches: Sequence[SequenceCache] | None = None,
+        last_only: bool = False,
+    ) -> Tensor:
+        """Logits [T, V] in fp32; with `last_only` those of each sequence's last token [N, V].
+
+        `caches`, one a sequence, are read and extended in place; None runs without memory.
+        """
+        assert token_ids_T.shape == (packing.num_tokens,), token_ids_T.shape
+        hidden_TD = self.model(token_ids_T, packing, caches)
+        if caches is not None:
+            for cache, length in zip(caches, packing.lengths, strict=True):
+                cache.length += length
+        if last_only and packing.max_len > 1:
+            hidden_TD = hidden_TD[packing.last_T]
+        return linear(self.model.norm(hidden_TD), self.head_weight.to(hidden_TD.dtype)).float()

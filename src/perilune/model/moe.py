@@ -1,0 +1,117 @@
+"""Feed-forward layers: the dense MLP, Stable LatentMoE (K3) and the plain MoE (Kimi Linear).
+
+Legend: T packed tokens, D model width, L latent width, E experts, R experts a token,
+I intermediate width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from perilune.kernels.registry import resolve
+from perilune.kernels.router.reference import Routes
+from perilune.kernels.situ.reference import swi_glu
+from perilune.model.config import ModelConfig, MoEConfig
+from perilune.model.linear import Fused, Linear
+from perilune.model.norm import RMSNorm
+
+situ_glu = resolve("situ")
+route = resolve("router")
+experts = resolve("experts")
+
+
+def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
+    """The GLU of [gate | up]: SiTU (K3) or SwiGLU (Kimi Linear)."""
+    if config.activation == "silu":
+        return swi_glu
+    return partial(situ_glu, beta=config.situ_beta, linear_beta=config.situ_linear_beta)
+
+
+class MLP(nn.Module):
+    """Dense layer and shared experts."""
+
+    def __init__(self, config: ModelConfig, intermediate: int) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, intermediate)
+        self.up_proj = Linear(config.hidden_size, intermediate)
+        self.down_proj = Linear(intermediate, config.hidden_size)
+        self.gate_up = Fused([self.gate_proj, self.up_proj])
+        self.activation = activation(config)
+
+    def freeze(self) -> None:
+        self.gate_up.freeze()
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.gate_up(x_TD)))
+
+
+class Router(nn.Module):
+    """fp32 scores of the full hidden vector; the bias only selects."""
+
+    def __init__(self, config: ModelConfig, moe: MoEConfig) -> None:
+        super().__init__()
+        self.moe = moe
+        self.weight = nn.Parameter(torch.empty(moe.num_experts, config.hidden_size))
+        self.e_score_correction_bias: Tensor
+        self.register_buffer("e_score_correction_bias", torch.zeros(moe.num_experts))
+
+    def forward(self, x_TD: Tensor) -> Routes:
+        dtype = torch.promote_types(torch.float32, x_TD.dtype)
+        logits_TE = torch.nn.functional.linear(x_TD.to(dtype), self.weight.to(dtype))
+        return route(
+            logits_TE,
+            self.e_score_correction_bias,
+            self.moe.num_experts_per_token,
+            self.moe.renormalize,
+            self.moe.routed_scaling_factor,
+        )
+
+
+class Experts(nn.Module):
+    """Stacked weights of the routed experts; `w13` holds the gate rows, then the up rows."""
+
+    def __init__(self, moe: MoEConfig, width: int) -> None:
+        super().__init__()
+        self.w13 = nn.Parameter(torch.empty(moe.num_experts, 2 * moe.intermediate_size, width))
+        self.w2 = nn.Parameter(torch.empty(moe.num_experts, width, moe.intermediate_size))
+
+
+class MoE(nn.Module):
+    def __init__(self, config: ModelConfig, moe: MoEConfig) -> None:
+        super().__init__()
+        d, latent = config.hidden_size, moe.latent_size
+        self.gate = Router(config, moe)
+        self.experts = Experts(moe, latent or d)
+        if latent is not None:
+            self.routed_expert_down_proj = Linear(d, latent)
+            self.routed_expert_up_proj = Linear(latent, d)
+            if moe.latent_norm:
+                self.routed_expert_norm = RMSNorm(latent, config.rms_norm_eps)
+        if moe.num_shared_experts:
+            self.shared_experts = MLP(config, moe.num_shared_experts * moe.intermediate_size)
+        self.latent_size, self.latent_norm = latent, moe.latent_norm
+        self.has_shared = moe.num_shared_experts > 0
+        self.activation = activation(config)
+        self.observe: nn.Module | None = None
+        """Sees the routes of every forward; the trainer's balancing reads loads here."""
+        self.quantize: Callable[[Tensor], Tensor] | None = None
+        """Applied to the expert weights in every forward (quantisation-aware training)."""
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        routes = self.gate(x_TD)
+        if self.observe is not None:
+            self.observe(routes, self.gate.e_score_correction_bias)
+        z_TL = x_TD if self.latent_size is None else self.routed_expert_down_proj(x_TD)
+        w13, w2 = self.experts.w13, self.experts.w2
+        if self.quantize is not None:
+            w13, w2 = self.quantize(w13), self.quantize(w2)
+        y_TD = experts(z_TL, routes.expert_TR, routes.weight_TR, w13, w2, self.activation)
+        if self.latent_size is not None:
+            if self.latent_norm:
+                y_TD = self.routed_expert_norm(y_TD)
+            y_TD = self.routed_expert_up_proj(y_TD)
+        return y_TD + self.shared_experts(x_TD) if self.has_shared else y_TD

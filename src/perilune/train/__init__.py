@@ -1,0 +1,1 @@
+"""Training: sources and corpus, tokenizer, token shards, the trainer and its recipes."""

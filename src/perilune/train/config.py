@@ -1,0 +1,44 @@
+"""What a training run is made of, as one frozen value. Recipes are functions that return it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    peak_lr: float = 2e-3
+    """For both optimisers: Muon's update is scaled to AdamW's root mean square."""
+    final_lr_ratio: float = 0.02
+    warmup_ratio: float = 0.01
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+    muon_momentum: float = 0.95
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    name: str
+    model: Mapping[str, Any]
+    """A `config.json` object."""
+    data_dir: str
+    mixture: Mapping[str, float]
+    """Share of tokens of each kind of shard."""
+    out_dir: str
+    steps: int
+    row_len: int = 1024
+    rows: int = 128
+    """Rows of one step; tokens a step = rows * row_len."""
+    qat_from: float = 0.5
+    """Share of the steps after which the experts' weights pass through MXFP4 in the forward."""
+    seed: int = 0
+    device: str = "cpu"
+    compute_dtype: str = "float32"
+    compile: bool = False
+    eval_every: int = 500
+    save_every: int = 1000
+    log_every: int = 10
+    optim: OptimConfig = field(default_factory=OptimConfig)

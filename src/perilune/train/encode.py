@@ -1,0 +1,61 @@
+"""Documents to token ids with a loss mask: plain text ends with [EOS], chats are K3's XTML."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from perilune.text.tiktoken_ranks import RankTokenizer
+from perilune.text.tokenizer import Segment
+from perilune.text.xtml import render
+from perilune.train.document import Conversation, Document
+from perilune.train.shards import EncodedDocument
+
+_MAX_STRUCTURE_CHARS = 12
+"""Segments up to this length are mostly tag and attribute names: few, and worth remembering."""
+
+
+class DocumentEncoder:
+    def __init__(self, tokenizer: RankTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._eos = tokenizer.special_ids["[EOS]"]
+        self._structure = lru_cache(maxsize=8192)(
+            lambda text, markup: tuple(tokenizer.encode_segments([(text, markup)]))
+        )
+
+    def encode(self, document: Document) -> EncodedDocument:
+        if document.text is not None:
+            ids = [*self._tokenizer.encode(document.text), self._eos]
+            return EncodedDocument(np.array(ids, np.uint16), np.ones(len(ids), bool))
+        assert document.conversation is not None
+        return self._encode_segments(render_conversation(document.conversation))
+
+    def _encode_segments(self, segments: list[Segment]) -> EncodedDocument:
+        ids: list[int] = []
+        mask: list[bool] = []
+        for segment in segments:
+            if segment.markup or len(segment.text) <= _MAX_STRUCTURE_CHARS:
+                piece = self._structure(segment.text, segment.markup)
+            else:
+                piece = self._tokenizer.encode(segment.text)
+            ids += piece
+            mask += [segment.trained] * len(piece)
+        return EncodedDocument(np.array(ids, np.uint16), np.array(mask, bool))
+
+
+def render_conversation(conversation: Conversation) -> list[Segment]:
+    """The whole conversation; the response format stands where it does in a prompt: before the
+    last assistant message."""
+    prompt = render(
+        conversation.messages[:-1],
+        tools=conversation.tools,
+        response_format=conversation.response_format,
+        thinking=conversation.thinking,
+        thinking_effort=conversation.thinking_effort,
+        generation_prompt=False,
+    )
+    reply = render(
+        conversation.messages[-1:], thinking=conversation.thinking, generation_prompt=False
+    )
+    return prompt + reply

@@ -1,0 +1,149 @@
+"""From packages to shards: fetch, read, split, train the tokenizer, encode, write the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from perilune.core.errors import ConfigError
+from perilune.text.tiktoken_ranks import RankTokenizer, k3_style, load_ranks
+from perilune.train import archives, bpe
+from perilune.train.corpus import Split, read_source, split_of, without_duplicates
+from perilune.train.document import KINDS, Document, Kind, plain_text
+from perilune.train.encode import DocumentEncoder
+from perilune.train.shards import EncodedDocument, join, save_shard
+from perilune.train.sources import SOURCES, Source, fetch
+from perilune.train.synthetic.generate import generate
+
+SYNTHETIC_BYTES = 16_000_000
+SYNTHETIC_SEED = 20
+VALIDATION_PER_MILLE: dict[Kind, int] = {"chat": 5, "code": 5, "prose": 8, "synthetic": 8}
+"""About 1.3 MB of text in all."""
+
+
+class Prepared(NamedTuple):
+    manifest_path: Path
+    manifest: dict[str, Any]
+
+
+def prepare(
+    out_dir: Path,
+    cache_dir: Path,
+    *,
+    chat_dir: Path,
+    tokenizer_dir: Path,
+    sources: Iterable[Source] = SOURCES,
+    synthetic_bytes: int = SYNTHETIC_BYTES,
+    num_ranks: int = bpe.NANO_RANKS,
+    limit: int | None = None,
+    progress: bool = True,
+) -> Prepared:
+    """Writes `<split>_<kind>` shards, the validation texts and `manifest.json` into `out_dir`.
+
+    Archives are kept in `cache_dir`; `chat_dir` holds the `smol_chat_*.jsonl.xz` files. A tokenizer
+    in `tokenizer_dir` is used as it is, otherwise one is trained and written there. `limit` keeps
+    that many documents a source, for trials.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+    documents, origins = _collect(list(sources), cache_dir, chat_dir, limit, progress)
+    synthetic = list(generate(synthetic_bytes, seed=SYNTHETIC_SEED))
+    documents += synthetic
+    origins.append(_origin("synthetic", "this package", str(SYNTHETIC_SEED), "Apache-2.0", synthetic))
+    tokenizer = _tokenizer(tokenizer_dir, documents, num_ranks, progress)
+    shards = _encode(documents, tokenizer, out_dir, progress)
+    manifest = {
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer_sha256": archives.sha256(tokenizer_dir / "tiktoken.model"),
+        "sources": origins,
+        "shards": shards,
+    }
+    path = out_dir / "manifest.json"
+    path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return Prepared(path, manifest)
+
+
+def _collect(
+    sources: list[Source], cache_dir: Path, chat_dir: Path, limit: int | None, progress: bool
+) -> tuple[list[Document], list[dict[str, Any]]]:
+    documents: list[Document] = []
+    origins = []
+    for source in tqdm(sources, desc="sources", unit="source", disable=not progress):
+        fetched = fetch(source, cache_dir, chat_dir)
+        found = read_source(fetched)[:limit]
+        documents += found
+        version = fetched.path.name if source.origin == "debian" else source.version
+        origin = _origin(source.name, source.origin, version, source.licence, found)
+        if fetched.sha256 is not None:
+            origin |= {"archive": fetched.path.name, "sha256": fetched.sha256}
+        origins.append(origin)
+    return list(without_duplicates(documents)), origins
+
+
+def _origin(
+    name: str, origin: str, version: str, licence: str, documents: list[Document]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "origin": origin,
+        "version": version,
+        "licence": licence,
+        "kinds": sorted({document.kind for document in documents}),
+        "num_documents": len(documents),
+        "text_bytes": sum(len(plain_text(document).encode()) for document in documents),
+    }
+
+
+def _tokenizer(
+    folder: Path, documents: list[Document], num_ranks: int, progress: bool
+) -> RankTokenizer:
+    path = folder / "tiktoken.model"
+    if not path.exists():
+        training = (d for d in documents if split_of(d, VALIDATION_PER_MILLE[d.kind]) == "train")
+        texts = bpe.sample(training, bpe.SAMPLE_BYTES)
+        bpe.write_tokenizer(folder, bpe.ranks_of(bpe.train_bpe(texts, num_ranks, progress=progress)))
+    ranks = load_ranks(path)
+    if len(ranks) != num_ranks:
+        raise ConfigError(f"{path} holds {len(ranks)} tokens, {num_ranks} are wanted")
+    return k3_style(ranks)
+
+
+def _encode(
+    documents: list[Document], tokenizer: RankTokenizer, out_dir: Path, progress: bool
+) -> dict[str, Any]:
+    encoder = DocumentEncoder(tokenizer)
+    encoded: dict[tuple[Split, Kind], list[EncodedDocument]] = defaultdict(list)
+    texts: dict[tuple[Split, Kind], list[str]] = defaultdict(list)
+    text_bytes: dict[tuple[Split, Kind], int] = defaultdict(int)
+    for document in tqdm(documents, desc="encode", unit="doc", disable=not progress):
+        key = split_of(document, VALIDATION_PER_MILLE[document.kind]), document.kind
+        text = plain_text(document)
+        encoded[key].append(encoder.encode(document))
+        text_bytes[key] += len(text.encode()) + 1
+        if key[0] == "validation":
+            texts[key].append(text + "\n")
+    entries = {}
+    for kind in KINDS:
+        for split in ("train", "validation"):
+            name = f"{split}_{kind}"
+            entries[name] = _write(out_dir, name, encoded.pop((split, kind), []))
+            entries[name]["text_bytes"] = text_bytes[split, kind]
+        (out_dir / f"validation_{kind}.txt").write_text(
+            "".join(texts["validation", kind]), encoding="utf-8", newline=""
+        )
+    return entries
+
+
+def _write(out_dir: Path, name: str, documents: list[EncodedDocument]) -> dict[str, Any]:
+    shard = join(documents)
+    paths = save_shard(out_dir, name, shard)
+    return {
+        "num_tokens": len(shard.tokens),
+        "num_trained_tokens": int(shard.loss_mask.sum()),
+        "num_documents": shard.num_documents,
+        "files": {path.name: archives.sha256(path) for path in paths},
+    }

@@ -1,0 +1,170 @@
+"""PackedLoader: every token once an epoch, shares by weight, exact resume."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perilune.core.errors import ConfigError
+from perilune.train.data import IGNORED, PackedLoader, cut_pieces
+from perilune.train.shards import EncodedDocument, Shard, join, load_shard, save_shard
+
+PAD = 65_000
+
+
+def make_shard(lens, first_id=0):
+    """Document d holds consecutive ids, all different over the shard."""
+    documents, position = [], first_id
+    for length in lens:
+        ids = np.arange(position, position + length, dtype=np.uint16)
+        documents.append(EncodedDocument(ids, ids % 2 == 0))
+        position += length
+    return join(documents)
+
+
+def loader(shards, weights, **settings):
+    options = {"batch_rows": 4, "row_len": 64, "pad_id": PAD, "seed": 3} | settings
+    return PackedLoader(shards, weights, **options)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 16), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_pieces_cover_every_document_exactly_once(lens, row_len, is_random):
+    shard = make_shard(lens)
+    rng = np.random.default_rng(0) if is_random else None
+    table = cut_pieces(shard.offsets, row_len, rng)
+    covered = [i for a, b in zip(table.starts, table.stops, strict=True) for i in range(a, b)]
+    assert covered == list(range(sum(lens)))
+    assert (table.stops - table.starts).max() <= row_len
+    assert table.is_ends.sum() == len(lens)
+    for start, stop in zip(table.starts, table.stops, strict=True):
+        assert np.searchsorted(shard.offsets, start, "right") == np.searchsorted(
+            shard.offsets, stop - 1, "right"
+        )
+
+
+def test_targets_are_the_next_token_of_the_same_document():
+    shard = make_shard([10, 200, 3, 64, 65, 1])
+    last_ids = set(shard.tokens[shard.offsets[1:] - 1].tolist())
+    for _, batch in zip(range(5), loader({"a": shard}, {"a": 1.0}), strict=False):
+        real_BL = batch.inputs_BL != PAD
+        has_target_BL = batch.targets_BL != IGNORED
+        assert (batch.targets_BL == batch.inputs_BL + 1)[has_target_BL].all()
+        without = set(batch.inputs_BL[real_BL & ~has_target_BL].tolist())
+        assert without <= last_ids
+        assert not (has_target_BL & ~real_BL).any()
+
+
+def test_segments_change_exactly_where_a_piece_starts():
+    batch = next(loader({"a": make_shard([7] * 50)}, {"a": 1.0}))
+    jumps_BL = np.diff(batch.inputs_BL, axis=1) != 1
+    inside_BL = np.diff(batch.segments_BL, axis=1) == 0
+    padding_BL = (batch.inputs_BL == PAD)[:, 1:]
+    assert not (jumps_BL & inside_BL & ~padding_BL).any()
+    bounds = batch.cu_seqlens()
+    assert bounds[0] == 0
+    assert bounds[-1] == batch.inputs_BL.size
+    assert set(range(0, batch.inputs_BL.size, 64)) <= set(bounds.tolist())
+    assert (np.diff(bounds) > 0).all()
+
+
+def test_no_token_is_shown_much_more_often_than_another():
+    shard = make_shard([5, 9, 130, 64, 2] * 6)
+    packed = loader({"a": shard}, {"a": 1.0}, batch_rows=1)
+    seen = np.zeros(len(shard.tokens), int)
+    for _ in range(400):
+        batch = next(packed)
+        ids = batch.inputs_BL[batch.inputs_BL != PAD]
+        np.add.at(seen, ids, 1)
+    num_full_pieces_per_epoch = 18
+    assert seen.max() - seen.min() <= 1 + -(-512 // num_full_pieces_per_epoch)
+    assert seen.min() > 0
+
+
+def test_rows_are_nearly_full():
+    rng = np.random.default_rng(1)
+    shard = make_shard(rng.integers(5, 150, size=600))
+    batches = [next(packed) for packed in [loader({"a": shard}, {"a": 1.0}, row_len=256)] * 20]
+    padding = np.mean([(batch.inputs_BL == PAD).mean() for batch in batches])
+    assert padding < 0.01
+
+
+def test_shares_follow_the_weights():
+    shards = {"a": make_shard([30] * 100), "b": make_shard([8] * 500, first_id=10_000)}
+    packed = loader(shards, {"a": 3.0, "b": 1.0}, row_len=128)
+    batches = [next(packed) for _ in range(60)]
+    from_a = sum(((b.inputs_BL < 10_000) & (b.inputs_BL != PAD)).sum() for b in batches)
+    from_b = sum(((b.inputs_BL >= 10_000) & (b.inputs_BL != PAD)).sum() for b in batches)
+    assert from_a / (from_a + from_b) == pytest.approx(0.75, abs=0.02)
+
+
+def test_resume_continues_with_the_same_batches():
+    shards = {"a": make_shard([30, 300, 7] * 20), "b": make_shard([8] * 90, first_id=20_000)}
+    first = loader(shards, {"a": 1.0, "b": 1.0})
+    for _ in range(17):
+        next(first)
+    cursor = json.loads(json.dumps(first.state_dict()))
+    second = loader(shards, {"a": 1.0, "b": 1.0})
+    second.load_state_dict(cursor)
+    for _ in range(30):
+        for one, two in zip(next(first), next(second), strict=True):
+            assert np.array_equal(one, two)
+    assert first.epochs == second.epochs
+    assert first.epochs["b"] > 1
+
+
+def test_seeds_differ_and_repeat():
+    shards = {"a": make_shard([30] * 100)}
+    one, again, other = (next(loader(shards, {"a": 1.0}, seed=s)).inputs_BL for s in (1, 1, 2))
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, other)
+
+
+def test_assistant_loss_keeps_only_masked_targets():
+    shard = make_shard([31] * 40)
+    batch = next(loader({"a": shard}, {"a": 1.0}, loss_on="assistant"))
+    kept = batch.targets_BL[batch.targets_BL != IGNORED]
+    assert len(kept) > 0
+    assert (kept % 2 == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [({"b": 1.0}, "'b'"), ({"a": -1.0}, "negative"), ({"a": 0.0}, "zero"), ({"empty": 1.0}, "empty")],
+)
+def test_a_wrong_mixture_is_refused(weights, message):
+    shards = {"a": make_shard([4]), "empty": make_shard([])}
+    with pytest.raises(ConfigError, match=message):
+        loader(shards, weights)
+
+
+def test_a_cursor_of_other_shards_is_refused():
+    cursor = loader({"a": make_shard([4])}, {"a": 1.0}).state_dict()
+    with pytest.raises(ConfigError, match="cursor"):
+        loader({"b": make_shard([4])}, {"b": 1.0}).load_state_dict(cursor)
+
+
+@given(st.lists(st.integers(0, 30), max_size=12))
+@settings(max_examples=25, deadline=None)
+def test_shards_come_back_from_disk(tmp_path_factory, lens):
+    folder = tmp_path_factory.mktemp("shard")
+    shard = make_shard(lens)
+    save_shard(folder, "train_a", shard)
+    for one, two in zip(shard, load_shard(folder, "train_a"), strict=True):
+        assert np.array_equal(one, two)
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path):
+    save_shard(tmp_path, "train_a", make_shard([4, 5]))
+    (tmp_path / "train_a.bin").write_bytes(b"\0\0")
+    with pytest.raises(ConfigError, match="belong together"):
+        load_shard(tmp_path, "train_a")
+    with pytest.raises(ConfigError, match="missing"):
+        load_shard(tmp_path, "train_b")
+
+
+def test_shard_type_counts_documents():
+    assert isinstance(make_shard([1, 2]), Shard)
+    assert make_shard([1, 2]).num_documents == 2

@@ -25,6 +25,7 @@ class RankTokenizer(SegmentCodec):
         self.num_ranks = len(ranks)
         self.special_ids = dict(special_ids)
         self.eos_ids = frozenset(eos_ids)
+        self.control_ids = frozenset(range(self.num_ranks, self.vocab_size))
         self._special_names = frozenset(special_ids)
         self._encoding = tiktoken.Encoding(
             "perilune",

@@ -31,6 +31,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def control_ids(self) -> frozenset[int]:
+        """Every id that is never text: the named control tokens and the reserved ids."""
+        ...
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a generation."""
         ...

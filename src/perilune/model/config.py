@@ -6,6 +6,7 @@ Layer numbers are zero-based here; the files count from one.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,8 @@ class ModelConfig:
     kda: KDAConfig
     mla: MLAConfig
     moe: MoEConfig | None
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Storage of the linear and norm weights in the files; computing may use another."""
     experts_mxfp4: bool = False
     """Routed experts are stored as MXFP4."""
     has_vision: bool = False
@@ -98,14 +101,35 @@ class ModelConfig:
     """Keys of the file that are known and change nothing in the text model."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_layers", "intermediate_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
+        _check_sizes(self, "vocab_size hidden_size num_layers intermediate_size", 1)
+        _check_sizes(self, "max_position_embeddings attn_res_block_size", 1)
+        _check_sizes(self.kda, "num_heads head_dim conv_width", 1)
+        _check_sizes(self.mla, "num_heads q_lora_rank kv_lora_rank qk_nope_head_dim v_head_dim", 1)
+        _check_sizes(self.mla, "qk_rope_head_dim", 0)
+        for name in ("rms_norm_eps", "situ_beta", "situ_linear_beta", "initializer_range"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive and finite, not {value}")
         bad = [i for i in self.mla_layers if not 0 <= i < self.num_layers]
         if bad:
             raise ConfigError(f"full_attn_layers names layers outside 1..{self.num_layers}: {bad}")
-        if self.moe is not None and self.moe.num_experts_per_token > self.moe.num_experts:
+        if self.moe is not None:
+            self._check_moe(self.moe)
+
+    def _check_moe(self, moe: MoEConfig) -> None:
+        _check_sizes(moe, "num_experts num_experts_per_token intermediate_size latent_size", 1)
+        _check_sizes(moe, "num_shared_experts first_k_dense", 0)
+        _check_sizes(moe, "layer_freq", 1)
+        if not 0 < moe.routed_scaling_factor < math.inf:
+            raise ConfigError("routed_scaling_factor must be positive and finite")
+        if moe.num_experts_per_token > moe.num_experts:
             raise ConfigError("num_experts_per_token exceeds num_experts")
+        width = moe.latent_size or self.hidden_size
+        if self.experts_mxfp4 and (width % 32 or moe.intermediate_size % 32):
+            raise ConfigError(
+                "MXFP4 experts need widths in multiples of 32, not "
+                f"{width} (read by the experts) and {moe.intermediate_size} (moe_intermediate_size)"
+            )
 
     def is_mla(self, layer: int) -> bool:
         return layer in self.mla_layers
@@ -122,13 +146,18 @@ class ModelConfig:
         return frozenset(ids if isinstance(ids, tuple) else (ids,))
 
 
+def _check_sizes(part: object, names: str, least: int) -> None:
+    for name in names.split():
+        value = getattr(part, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{name} must be at least {least}, not {value}")
+
+
 # Boilerplate of transformers and training-time keys: known, and without effect on the text model.
 IGNORED_KEYS = frozenset(
     [
         "architectures",
         "auto_map",
-        "dtype",
-        "torch_dtype",
         "transformers_version",
         "_name_or_path",
         "use_cache",
@@ -266,7 +295,9 @@ def load_config(directory: str | Path) -> ModelConfig:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold a JSON object")
@@ -278,10 +309,10 @@ def _parse_k3(raw: Mapping[str, Any], where: str) -> ModelConfig:
     text = dict(keys.take("text_config", dict))
     vision = keys.take("vision_config", (dict, _NONE), None)
     quantization = keys.take("quantization_config", (dict, _NONE), None)
-    outer = {"bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"}
-    for key in outer:
+    outer = "bos_token_id eos_token_id pad_token_id tie_word_embeddings dtype torch_dtype"
+    for key in outer.split():
         if key in raw:
-            text.setdefault(key, keys.take(key, (int, list, _NONE)))
+            text.setdefault(key, keys.take(key, (object, bool)))
     ignored = keys.rest(IGNORED_KEYS)
     return _parse_text(
         text,
@@ -309,7 +340,6 @@ def _parse_text(
     act = keys.take("hidden_act", str)
     if act not in ("situ", "silu"):
         raise UnsupportedError(f"{where}: hidden_act must be situ or silu, not {act!r}")
-    eos = keys.take("eos_token_id", (int, list, _NONE), None)
     if keys.take("num_nextn_predict_layers", (int, _NONE), 0):
         raise UnsupportedError(
             f"{where}: num_nextn_predict_layers > 0 (no release has MTP tensors)"
@@ -338,11 +368,12 @@ def _parse_text(
         num_layers=num_layers,
         mla_layers=mla_layers,
         activation="situ" if act == "situ" else "silu",
-        eos_token_id=tuple(eos) if isinstance(eos, list) else eos,
+        eos_token_id=_parse_eos(keys),
         max_position_embeddings=positions,
         kda=kda,
         mla=_parse_mla(keys),
         moe=_parse_moe(keys),
+        dtype=_parse_dtype(keys),
         experts_mxfp4=_is_mxfp4(quantization, where),
         has_vision=has_vision,
         ignored_keys=(*outer_ignored, *keys.rest(IGNORED_KEYS)),
@@ -350,11 +381,32 @@ def _parse_text(
     )
 
 
+def _parse_eos(keys: _Keys) -> int | tuple[int, ...] | None:
+    eos = keys.take("eos_token_id", (int, list, _NONE), None)
+    if not isinstance(eos, list):
+        return eos
+    if any(type(token) is not int for token in eos):
+        raise ConfigError(f"{keys.where}: 'eos_token_id' must hold integers, not {eos!r}")
+    return tuple(eos)
+
+
+def _parse_dtype(keys: _Keys) -> Literal["bfloat16", "float16", "float32"]:
+    old = keys.take("torch_dtype", (str, _NONE), None)
+    dtype = keys.take("dtype", (str, _NONE), None) or old or "bfloat16"
+    if dtype not in ("bfloat16", "float16", "float32"):
+        raise UnsupportedError(
+            f"{keys.where}: dtype must be bfloat16, float16 or float32, not {dtype!r}"
+        )
+    return dtype
+
+
 def _parse_linear_attn(keys: _Keys, num_layers: int) -> tuple[KDAConfig, tuple[int, ...]]:
     sub = _Keys(keys.take("linear_attn_config", dict), f"{keys.where}: linear_attn_config")
     full = sub.take("full_attn_layers", list)
     linear = sub.take("kda_layers", list)
-    if sorted([*full, *linear]) != list(range(1, num_layers + 1)):
+    both = [*full, *linear]
+    whole = len(both) == num_layers and all(type(layer) is int for layer in both)
+    if not whole or sorted(both) != list(range(1, num_layers + 1)):
         raise ConfigError(
             f"{sub.where}: full_attn_layers and kda_layers must name each of 1..{num_layers} once"
         )

@@ -1,0 +1,138 @@
+"""A checkpoint as a Python object, for experiments: `perilune.load_model(dir)`.
+
+Legend: B sequences, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perilune.core.errors import ContextLengthError, RequestError, UnsupportedError
+from perilune.kernels.common.packing import Packing
+from perilune.model.config import ModelConfig
+from perilune.model.load import load_checkpoint
+from perilune.model.model import Transformer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+class LanguageModel:
+    """Weights and configuration, ready to run."""
+
+    def __init__(self, model: Transformer, skipped: tuple[str, ...] = ()) -> None:
+        self.model = model.freeze()
+        self.skipped = skipped
+        """Tensors of the checkpoint that a text model has no use for (vision)."""
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.head_weight.device
+
+    @torch.inference_mode()
+    def logits(self, ids_BT: Any) -> Tensor:
+        """fp32 logits [B, T, V] of token ids [B, T]: a tensor, an array or nested lists.
+
+        Raises:
+            RequestError: not a non-empty block of integers, or an id outside the vocabulary.
+            ContextLengthError: T exceeds the model's context.
+        """
+        ids = self._check(ids_BT)
+        if ids.ndim != 2:
+            raise RequestError(f"token ids must have two dimensions [B, T], not {ids.ndim}")
+        rows, length = ids.shape
+        self._check_length(length)
+        return self.model(ids.flatten(), Packing.of([length] * rows)).view(rows, length, -1)
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompt_ids: Sequence[int] | Tensor,
+        max_tokens: int,
+        *,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop_ids: Collection[int] | None = None,
+    ) -> list[int]:
+        """Continues `prompt_ids` by at most `max_tokens` ids.
+
+        Temperature 0 takes the most likely token, the lowest id on a tie. The first of `stop_ids`
+        (None: the configuration's eos) ends the text and is its last id.
+
+        Raises:
+            RequestError: an empty prompt, an id outside the vocabulary, a bad number.
+            ContextLengthError: prompt and `max_tokens` exceed the model's context.
+        """
+        ids = self._check(prompt_ids)
+        if ids.ndim != 1:
+            raise RequestError(f"prompt_ids must have one dimension, not {ids.ndim}")
+        if max_tokens < 1:
+            raise RequestError(f"max_tokens must be at least 1, not {max_tokens}")
+        if not 0 <= temperature < float("inf"):
+            raise RequestError(f"temperature must be 0 or more, not {temperature}")
+        self._check_length(len(ids) + max_tokens)
+        stops = self.config.eos_ids if stop_ids is None else frozenset(stop_ids)
+        generator = torch.Generator(self.device)
+        generator.seed() if seed is None else generator.manual_seed(seed)
+        cache, out = self.model.new_cache(), []
+        while True:
+            logits_V = self.model(ids, Packing.of([len(ids)]), [cache], last_only=True)[0]
+            out.append(_draw(logits_V, temperature, generator))
+            if out[-1] in stops or len(out) == max_tokens:
+                return out
+            ids = torch.tensor(out[-1:], device=self.device)
+
+    def _check(self, token_ids: Any) -> Tensor:
+        try:
+            ids = torch.as_tensor(token_ids)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise RequestError(f"token ids must be a block of integers: {error}") from None
+        if ids.numel() == 0:
+            raise RequestError("there must be at least one token id")
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise RequestError(f"token ids must be integers, not {ids.dtype}")
+        ids = ids.to(self.device, torch.long)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.config.vocab_size:
+            bad = low if low < 0 else high
+            raise RequestError(f"token id {bad} is outside 0..{self.config.vocab_size - 1}")
+        return ids
+
+    def _check_length(self, length: int) -> None:
+        limit = self.config.max_position_embeddings
+        if length > limit:
+            raise ContextLengthError(f"{length} tokens exceed the model's context of {limit}")
+
+
+def _draw(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits_V.argmax())
+    # In fp64 and with the highest logit at zero, a tiny temperature still gives probabilities.
+    scaled_V = (logits_V.double() - logits_V.max()) / temperature
+    return int(torch.multinomial(scaled_V.softmax(dim=-1), 1, generator=generator))
+
+
+def load_model(directory: str | Path, device: str = "cpu", dtype: str = "float32") -> LanguageModel:
+    """Verifies and loads a checkpoint directory of either family.
+
+    Raises:
+        ConfigError, CheckpointError: the files are wrong; the message names file and tensor.
+        UnsupportedError: an unknown `dtype`, or a `device` that this machine does not have.
+    """
+    if dtype not in DTYPES:
+        raise UnsupportedError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    try:
+        place = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        first_line = str(error).splitlines()[0]
+        raise UnsupportedError(f"device {device!r} cannot be used: {first_line}") from None
+    loaded = load_checkpoint(directory, device=place, dtype=DTYPES[dtype])
+    return LanguageModel(loaded.model, loaded.report.skipped)

@@ -1,0 +1,167 @@
+"""Checkpoint files to the weights of `Transformer`.
+
+Legend: H heads, E experts, O output rows, I input columns.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from perilune.core.errors import CheckpointError
+from perilune.model.config import ModelConfig
+from perilune.model.model import Transformer
+from perilune.model.mxfp4 import Packed, unpack
+from perilune.model.shard import Entry
+from perilune.model.tensors import TensorSpec, text_tensors
+from perilune.model.verify import CheckpointReport, verify_checkpoint
+
+
+class Loaded(NamedTuple):
+    model: Transformer
+    report: CheckpointReport
+
+
+class TensorReader:
+    """Reads single tensors of verified files through memory maps. Close it, or use `with`."""
+
+    def __init__(self, entries: dict[str, Entry]) -> None:
+        self.entries = entries
+        self._files: dict[Path, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def read(self, name: str) -> Tensor:
+        """The tensor as stored: a view of the map, to be copied before the file may change.
+
+        Raises:
+            CheckpointError: the file can no longer be read as it was verified.
+        """
+        path = self.entries[name].file
+        try:
+            if path not in self._files:
+                opened = safe_open(path, framework="pt")
+                self._files[path] = self._stack.enter_context(opened)
+            return self._files[path].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: tensor {name!r}: {error}") from None
+
+    def read_expert(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The matrix [O, I] stored as `name` + `_packed` and `_scale`, unpacked to `dtype`."""
+        packed = Packed(self.read(f"{name}_packed"), self.read(f"{name}_scale"))
+        try:
+            return unpack(packed, dtype)
+        except CheckpointError as error:
+            file = self.entries[f"{name}_scale"].file
+            raise CheckpointError(f"{file}: tensor {name + '_scale'!r}: {error}") from None
+
+    def read_a_log(self, name: str, num_heads: int) -> Tensor:
+        """One value a head [H], cut from the padding, which must be zeros."""
+        stored = self.read(name).flatten()
+        if bool(stored[num_heads:].count_nonzero()):
+            raise CheckpointError(
+                f"{self.entries[name].file}: tensor {name!r}: the padding after {num_heads} heads "
+                "is not zero"
+            )
+        return stored[:num_heads]
+
+
+def load_checkpoint(
+    directory: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    config: ModelConfig | None = None,
+    progress: bool = False,
+) -> Loaded:
+    """Verifies `directory`, then builds the model with its weights, in training form.
+
+    Weights take `dtype`, except those the released model keeps in fp32. MXFP4 experts are
+    unpacked. Vision tensors are skipped and listed in the report. Peak memory is the model plus
+    one tensor.
+
+    Raises:
+        ConfigError, CheckpointError: as `verify_checkpoint`, or a value is corrupt.
+    """
+    report = verify_checkpoint(directory, config)
+    state = read_state(report, device=torch.device(device), dtype=dtype, progress=progress)
+    with torch.device("meta"):
+        model = Transformer(report.config)
+    model.load_state_dict(state, strict=True, assign=True)
+    return Loaded(model, report)
+
+
+def load_weights(model: Transformer, directory: str | Path) -> CheckpointReport:
+    """Copies the weights of `directory` into `model`, keeping its dtypes and device.
+
+    Raises:
+        ConfigError, CheckpointError: as `load_checkpoint`; the model may then be half overwritten
+            only if a value is corrupt, never for a wrong name or shape.
+    """
+    report = verify_checkpoint(directory, model.config)
+    device = model.head_weight.device
+    model.load_state_dict(read_state(report, device=device, dtype=torch.float32), strict=True)
+    return report
+
+
+def read_state(
+    report: CheckpointReport,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: bool = False,
+) -> dict[str, Tensor]:
+    """The state dict of `Transformer`, in memory of its own."""
+    state: dict[str, Tensor] = {}
+    specs = tqdm(text_tensors(report.config), desc="weights", unit="tensor", disable=not progress)
+    with TensorReader(report.entries) as reader:
+        for spec in specs:
+            if spec.kind == "scale":
+                continue  # read together with its packed weights
+            if spec.expert is None:
+                value = _read_plain(reader, spec, report.config)
+                kept = torch.float32 if spec.kind in ("exact", "a_log") else dtype
+                state[spec.target] = value.to(device=device, dtype=kept, copy=True)
+            else:
+                _read_expert(reader, spec, report.config, state, device, dtype)
+    return state
+
+
+def _read_plain(reader: TensorReader, spec: TensorSpec, config: ModelConfig) -> Tensor:
+    if spec.kind == "a_log":
+        return reader.read_a_log(spec.name, config.kda.num_heads)
+    return reader.read(spec.name)
+
+
+def _read_expert(
+    reader: TensorReader,
+    spec: TensorSpec,
+    config: ModelConfig,
+    state: dict[str, Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    assert config.moe is not None
+    assert spec.expert is not None
+    if spec.kind == "packed":
+        value_OI = reader.read_expert(spec.matrix, dtype)
+    else:
+        value_OI = reader.read(spec.name)
+    if spec.target not in state:
+        moe = config.moe
+        rows = 2 * moe.intermediate_size if spec.target.endswith("w13") else value_OI.shape[0]
+        shape = (moe.num_experts, rows, value_OI.shape[1])
+        state[spec.target] = torch.empty(shape, device=device, dtype=dtype)
+    first, last = spec.rows
+    state[spec.target][spec.expert, first:last] = value_OI.to(device)

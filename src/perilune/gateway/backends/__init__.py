@@ -1,0 +1,1 @@
+"""Backends: the ChatModels that the router can send a request to."""

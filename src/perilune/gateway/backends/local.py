@@ -1,0 +1,127 @@
+"""A ChatModel on an engine in reach: messages to ids, ids through the engine, ids to deltas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from perilune.core.errors import EngineError
+from perilune.core.protocols import Engine
+from perilune.core.types import (
+    ChatEvent,
+    ChatRequest,
+    CompletionRequest,
+    Finish,
+    FinishReason,
+    TextDelta,
+    TextLogprob,
+    TokenLogprob,
+    TokenRequest,
+    Usage,
+)
+from perilune.gateway.backends.readers import ChatReader, CompletionReader, Reader
+from perilune.gateway.fanout import closing
+from perilune.text.chat import ChatFormat
+from perilune.text.tokenizer import Tokenizer
+
+
+class LocalModel:
+    """Serves the engine's model. Holds no state between requests."""
+
+    def __init__(self, engine: Engine, chat_format: ChatFormat) -> None:
+        self._engine = engine
+        self._format = chat_format
+        self._tokenizer = chat_format.tokenizer
+
+    @property
+    def model_id(self) -> str:
+        return self._engine.info.model_id
+
+    @property
+    def max_context(self) -> int:
+        """Prompt and answer together, in tokens."""
+        return self._engine.info.max_context
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
+        """As `ChatModel.chat`. Raises RequestError for a conversation that cannot be written."""
+        # In a thread: a long prompt must not hold up the streams of the others.
+        prompt_ids = await asyncio.to_thread(self._format.encode, request)
+        reader = ChatReader(self._format.parser(request), request.stop)
+        tokens = self._token_request(request, prompt_ids, self._format.stop_ids)
+        async with closing(self._run(tokens, reader)) as events:
+            async for event in events:
+                yield event
+
+    async def complete(self, request: CompletionRequest) -> AsyncIterator[ChatEvent]:
+        """As `ChatModel.complete`. Names of control tokens in a prompt are ordinary text."""
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            prompt_ids = await asyncio.to_thread(self._tokenizer.encode, prompt)
+        else:
+            prompt_ids = prompt
+        reader = CompletionReader(self._tokenizer, request.stop)
+        tokens = self._token_request(request, prompt_ids, self._tokenizer.eos_ids)
+        echo = self._tokenizer.decode(prompt_ids) if request.echo else ""
+        async with closing(self._run(tokens, reader)) as events:
+            async for event in events:
+                if echo:  # only now, since a refused prompt must not be shown first
+                    yield TextDelta(text=echo)
+                    echo = ""
+                yield event
+
+    def _token_request(
+        self,
+        request: ChatRequest | CompletionRequest,
+        prompt_ids: Sequence[int],
+        stop_ids: frozenset[int],
+    ) -> TokenRequest:
+        room = max(1, self.max_context - len(prompt_ids))  # the engine refuses a prompt without
+        return TokenRequest(
+            request_id=request.request_id,
+            prompt_ids=tuple(prompt_ids),
+            max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
+            sampling=request.sampling,
+            stop_ids=stop_ids,
+        )
+
+    async def _run(self, tokens: TokenRequest, reader: Reader) -> AsyncIterator[ChatEvent]:
+        num_tokens = 0
+        reason: FinishReason | None = None
+        async with closing(self._engine.generate(tokens)) as events:
+            async for event in events:
+                reason = event.finish_reason
+                if reason == "error":
+                    raise EngineError(event.error or "the engine failed")
+                if event.token_id is not None:
+                    num_tokens += 1
+                    logprob = _to_text(event.logprob, self._tokenizer)
+                    for delta in reader.feed(event.token_id, logprob, ends=reason == "stop"):
+                        yield delta
+                if reader.stopped:
+                    reason = "stop"
+                    break
+        if reason is None or reason == "error":
+            raise EngineError("the engine ended the sequence without a reason")
+        for delta in reader.finish():
+            yield delta
+        yield Finish(
+            reason="tool_calls" if reason == "stop" and reader.num_calls else reason,
+            usage=Usage(
+                prompt_tokens=len(tokens.prompt_ids),
+                completion_tokens=num_tokens,
+                reasoning_tokens=reader.reasoning_tokens,
+            ),
+        )
+
+
+def _to_text(logprob: TokenLogprob | None, tokenizer: Tokenizer) -> TextLogprob | None:
+    if logprob is None:
+        return None
+    token_bytes = tokenizer.token_bytes(logprob.token_id)
+    top = ((tokenizer.token_bytes(token_id), value) for token_id, value in logprob.top)
+    return TextLogprob(
+        token=token_bytes.decode("utf-8", errors="replace"),
+        token_bytes=token_bytes,
+        logprob=logprob.logprob,
+        top=tuple((data.decode("utf-8", errors="replace"), data, value) for data, value in top),
+    )

@@ -1,0 +1,110 @@
+"""The HTTP server: one granian worker in this process and in the running event loop.
+
+A worker process of its own costs the same CPU a request, and would need a way to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from granian.constants import Interfaces
+from granian.server.embed import Server
+
+from perilune.core.errors import ConfigError
+from perilune.gateway.app import Gateway
+
+STOP_TIMEOUT_S = 5.0
+"""How long open connections may hold up the end, after `Gateway.drain`."""
+
+_BACKLOG = 1024
+_SPARE_FILES = 128
+_CONNECT_INTERVAL_S = 0.005
+
+
+class Address(NamedTuple):
+    host: str
+    """A numeric address."""
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self}"
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@asynccontextmanager
+async def listening(gateway: Gateway, host: str, port: int) -> AsyncIterator[Address]:
+    """Serves `gateway`; yields the address once it answers, and stops at the end of the block.
+
+    Port 0 takes a free one.
+
+    Raises:
+        ConfigError: the host is unknown, or the port is in use or not allowed.
+    """
+    address = await _free_address(host, port)
+    server = Server(
+        gateway,
+        address=address.host,
+        port=address.port,
+        interface=Interfaces.RSGI,
+        websockets=False,
+        backlog=_BACKLOG,
+        backpressure=_max_connections(),
+        log_enabled=False,
+    )
+    serving = asyncio.create_task(server.serve())
+    try:
+        await _until_connectable(address, serving)
+        yield address
+    finally:
+        server.stop()
+        await asyncio.wait({serving}, timeout=STOP_TIMEOUT_S)
+
+
+async def _free_address(host: str, port: int) -> Address:
+    """Tries the port first: the server binds with SO_REUSEPORT and would share a taken one."""
+    try:
+        infos = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, proto, _, target = infos[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+            return Address(*probe.getsockname()[:2])
+    except socket.gaierror as error:
+        raise ConfigError(f"unknown host {host!r}: {error.strerror}") from None
+    except OverflowError:
+        raise ConfigError(f"port {port} is outside 0..65535") from None
+    except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "it is in use; choose another with --port" if in_use else error.strerror
+        raise ConfigError(f"cannot listen on port {port} of {host}: {reason}") from None
+
+
+def _max_connections() -> int:
+    """As many as there are file descriptors, with some left for the rest of the process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(16, min(soft, 2**16) - _SPARE_FILES)
+
+
+async def _until_connectable(address: Address, serving: asyncio.Task[None]) -> None:
+    while not serving.done():
+        try:
+            _, writer = await asyncio.open_connection(*address)
+        except ConnectionRefusedError:
+            await asyncio.sleep(_CONNECT_INTERVAL_S)
+        else:
+            writer.close()
+            await writer.wait_closed()
+            return
+    serving.result()
+    raise ConfigError(f"the server at {address} ended at once")

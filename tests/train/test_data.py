@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from perilune.core.errors import ConfigError
 from perilune.train.data import IGNORED, PackedLoader, cut_pieces
+from perilune.train.prefetch import Prefetcher
 from perilune.train.shards import EncodedDocument, Shard, join, load_shard, save_shard
 
 PAD = 65_000
@@ -132,7 +133,12 @@ def test_assistant_loss_keeps_only_masked_targets():
 
 @pytest.mark.parametrize(
     ("weights", "message"),
-    [({"b": 1.0}, "'b'"), ({"a": -1.0}, "negative"), ({"a": 0.0}, "zero"), ({"empty": 1.0}, "empty")],
+    [
+        ({"b": 1.0}, "'b'"),
+        ({"a": -1.0}, "negative"),
+        ({"a": 0.0}, "zero"),
+        ({"empty": 1.0}, "empty"),
+    ],
 )
 def test_a_wrong_mixture_is_refused(weights, message):
     shards = {"a": make_shard([4]), "empty": make_shard([])}
@@ -168,3 +174,20 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
 def test_shard_type_counts_documents():
     assert isinstance(make_shard([1, 2]), Shard)
     assert make_shard([1, 2]).num_documents == 2
+
+
+def test_prefetching_changes_nothing():
+    shards = {"a": make_shard([30, 300, 7] * 20)}
+    plain = loader(shards, {"a": 1.0})
+    with Prefetcher(loader(shards, {"a": 1.0}), depth=3) as ahead:
+        for _ in range(9):
+            assert np.array_equal(next(plain).inputs_BL, next(ahead).inputs_BL)
+        assert ahead.state_dict() == plain.state_dict()
+
+
+def test_an_error_of_the_loader_reaches_the_reader():
+    broken = loader({"a": make_shard([30] * 9)}, {"a": 1.0})
+    broken._streams["a"].shard = None
+    broken._shards["a"] = None
+    with Prefetcher(broken) as ahead, pytest.raises(AttributeError):
+        next(ahead)

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -41,9 +42,15 @@ def test_every_chat_alternates_and_ends_with_the_assistant(documents):
         roles = [m.role for m in document.conversation.messages if m.role != "system"]
         assert roles[0] == "user"
         assert roles[-1] == "assistant"
-        for one, two in zip(roles, roles[1:], strict=False):
-            assert two in {"user": ("assistant",), "assistant": ("user", "tool"),
-                           "tool": ("tool", "assistant")}[one]
+        for one, two in pairwise(roles):
+            assert (
+                two
+                in {
+                    "user": ("assistant",),
+                    "assistant": ("user", "tool"),
+                    "tool": ("tool", "assistant"),
+                }[one]
+            )
 
 
 def test_reasoning_stands_only_in_thinking_mode(documents):
@@ -60,8 +67,17 @@ def test_sums_are_right():
     for seed in range(300):
         question, answer, chat = ask(arithmetic.draw_sum, seed)
         a, b = map(int, re.findall(r"\d+", question)[:2])
-        sign = next(s for s, w in (("+", "plus"), ("*", "times"), ("/", "divided"), ("-", "minus"),
-                                   ("-", "-")) if s in question or w in question)
+        sign = next(
+            s
+            for s, w in (
+                ("+", "plus"),
+                ("*", "times"),
+                ("/", "divided"),
+                ("-", "minus"),
+                ("-", "-"),
+            )
+            if s in question or w in question
+        )
         value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else 0}[sign]
         assert int(re.findall(r"\d+", answer)[-1]) == value
         thought = chat.messages[-1].reasoning

@@ -35,7 +35,10 @@ def measure_all(data_dir: Path) -> list[Baseline]:
 
 def table(rows: list[Baseline]) -> str:
     """The rows as a Markdown table."""
-    lines = ["| text | bytes | xz -9e, bits/byte | zstd -19, bits/byte |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| text | bytes | xz -9e, bits/byte | zstd -19, bits/byte |",
+        "| --- | --- | --- | --- |",
+    ]
     lines += [
         f"| {row.kind} | {row.text_bytes:,} | {row.xz_bits_per_byte:.3f} | "
         f"{row.zstd_bits_per_byte:.3f} |"

@@ -1,4 +1,4 @@
-"""Chat text: the SmolLM2 conversations and chatterbot-corpus, filtered and in K3's message shape."""
+"""Chat text: SmolLM2's conversations and chatterbot-corpus, filtered, as messages."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from pathlib import Path
 from perilune.core.types import Message, TextPart
 from perilune.train.archives import read_archive
 from perilune.train.document import Conversation, Document, stable_hash
+from perilune.train.synthetic.identity import greeting_turns
 
 _ANSWERED_BY_PROGRAM = re.compile(
     r"^(hello|hi|how are you|who are you|what can you do|good morning)\b"
     r"|^what (day comes after|season comes after|is the capital of|language do people speak)"
-    r"|^(how many (legs|days)|where is [A-Z]|what colou?r is an? )",
+    r"|^(how many (legs|days)|where is [A-Z]|what colou?r is an? )"
+    r"|^(write a python function|show me python code|tell me a joke)",
     re.I,
 )
 """Prompts whose answers the source model invents; the synthetic set answers them correctly."""
 _ABOUT_ITSELF = re.compile(
     r"smollm|hugging ?face|openai|language model|as an ai|time.travel\w* assistant", re.I
 )
-_PYTHON_TASK = re.compile(r"^(write a python function|show me python code)", re.I)
+_UNWANTED = re.compile(
+    r"\b(sex(ual\w*)?|porn\w*|nude|naked|suicid\w*|rap(e|ed|ist)|nazi\w*)\b", re.I
+)
 _MAX_REPLIES = 10
-_MAX_PYTHON_REPLIES = 4
+_MIN_REPLY_CHARS = 12
 _SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "You are perilune nano, a small and friendly assistant.",
@@ -47,6 +51,8 @@ def conversation(turns: Sequence[str], seed_text: str) -> Conversation:
     messages = [
         Message(role=roles[i % 2], content=(TextPart(text=turn),)) for i, turn in enumerate(turns)
     ]
+    if rng.random() < 0.08:
+        messages = [*greeting_turns(rng).messages, *messages]
     if rng.random() < 0.12:
         system = TextPart(text=rng.choice(_SYSTEM_PROMPTS))
         messages.insert(0, Message(role="system", content=(system,)))
@@ -55,19 +61,40 @@ def conversation(turns: Sequence[str], seed_text: str) -> Conversation:
     return Conversation(messages=tuple(messages), thinking=thinking, thinking_effort=effort)
 
 
+def _windows(words: Sequence[str], size: int) -> list[tuple[str, ...]]:
+    return [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
+
+
+def without_loops(reply: str) -> str:
+    """The reply up to the first sentence that mostly repeats what was said before it.
+
+    The source model circles; a model trained on that circles more. Code is left alone.
+    """
+    if "```" in reply:
+        return reply
+    seen: set[tuple[str, ...]] = set()
+    kept = []
+    for sentence in re.split(r"(?<=[.!?])(?=\s)", reply):
+        windows = _windows(re.findall(r"\w+", sentence.lower()), 4)
+        if len(windows) > 1 and sum(window in seen for window in windows) > 0.4 * len(windows):
+            break
+        seen.update(windows)
+        kept.append(sentence)
+    return re.sub(r"\n+\s*(?:\d+\.|[-*])\s*$", "", "".join(kept)).rstrip()
+
+
 def is_repetitive(text: str) -> bool:
-    """True when more than 30 % of the five-word windows repeat an earlier one."""
-    words = text.split()
-    windows = [tuple(words[i : i + 5]) for i in range(len(words) - 4)]
-    return len(windows) > 12 and len(set(windows)) < 0.7 * len(windows)
+    """True when more than a fifth of the three-word windows repeat an earlier one."""
+    windows = _windows(text.split(), 3)
+    return len(windows) > 12 and len(set(windows)) < 0.8 * len(windows)
 
 
 def _is_wanted(turns: Sequence[str]) -> bool:
     replies = turns[1::2]
     return not (
         _ANSWERED_BY_PROGRAM.search(turns[0])
-        or any(_ABOUT_ITSELF.search(reply) for reply in replies)
-        or any(is_repetitive(reply) for reply in replies)
+        or any(_ABOUT_ITSELF.search(reply) or _UNWANTED.search(reply) for reply in replies)
+        or any(is_repetitive(reply) or len(reply) < _MIN_REPLY_CHARS for reply in replies)
     )
 
 
@@ -79,8 +106,8 @@ def read_chat_text(folder: Path) -> Iterator[Document]:
             for line in lines:
                 turns = json.loads(line)
                 prompt = turns[0]
-                limit = _MAX_PYTHON_REPLIES if _PYTHON_TASK.match(prompt) else _MAX_REPLIES
-                if counts[prompt] >= limit or not _is_wanted(turns):
+                turns = [turns[0], *map(without_loops, turns[1:])]
+                if counts[prompt] >= _MAX_REPLIES or not _is_wanted(turns):
                     continue
                 counts[prompt] += 1
                 yield Document(

@@ -53,7 +53,9 @@ class _PieceTable(NamedTuple):
     is_ends: npt.NDArray[np.bool_]
 
 
-def cut_pieces(offsets: npt.NDArray[np.int64], row_len: int, rng: np.random.Generator | None) -> _PieceTable:
+def cut_pieces(
+    offsets: npt.NDArray[np.int64], row_len: int, rng: np.random.Generator | None
+) -> _PieceTable:
     """Pieces of at most `row_len` tokens that cover every document exactly once, in order.
 
     With `rng` the first cut of a long document is drawn, so that epochs cut at different places.
@@ -124,6 +126,44 @@ class _Pool:
         return self.by_age.pop(age)
 
 
+LossOn = Literal["all", "assistant"]
+
+
+class BatchWriter:
+    """An empty batch that pieces are written into, row by row from the left."""
+
+    def __init__(
+        self,
+        shards: Mapping[str, Shard],
+        batch_rows: int,
+        row_len: int,
+        pad_id: int,
+        loss_on: LossOn,
+    ) -> None:
+        shape = (batch_rows, row_len)
+        self._shards, self._loss_on = shards, loss_on
+        self._inputs_BL = np.full(shape, pad_id, dtype=np.int64)
+        self._targets_BL = np.full(shape, IGNORED, dtype=np.int64)
+        self._segments_BL = np.zeros(shape, dtype=np.int32)
+        self._num_pieces = [0] * batch_rows
+
+    def write(self, row: int, fill: int, piece: Piece) -> None:
+        shard = self._shards[piece.kind]
+        num = piece.stop - piece.start
+        num_targets = num - piece.is_end
+        self._inputs_BL[row, fill : fill + num] = shard.tokens[piece.start : piece.stop]
+        targets = self._targets_BL[row, fill : fill + num_targets]
+        targets[:] = shard.tokens[piece.start + 1 : piece.start + 1 + num_targets]
+        if self._loss_on == "assistant":
+            trained = shard.loss_mask[piece.start + 1 : piece.start + 1 + num_targets]
+            targets[~trained] = IGNORED
+        self._num_pieces[row] += 1
+        self._segments_BL[row, fill + num :] = self._num_pieces[row]
+
+    def batch(self) -> Batch:
+        return Batch(self._inputs_BL, self._targets_BL, self._segments_BL)
+
+
 class PackedLoader:
     """An endless iterator of `Batch`es; the same arguments give the same batches.
 
@@ -143,7 +183,7 @@ class PackedLoader:
         row_len: int,
         pad_id: int,
         seed: int = 0,
-        loss_on: Literal["all", "assistant"] = "all",
+        loss_on: LossOn = "all",
     ) -> None:
         _check_mixture(shards, weights)
         self.batch_rows, self.row_len, self.pad_id = batch_rows, row_len, pad_id
@@ -160,7 +200,7 @@ class PackedLoader:
         return self
 
     def __next__(self) -> Batch:
-        writer = _BatchWriter(self)
+        writer = BatchWriter(self._shards, self.batch_rows, self.row_len, self.pad_id, self.loss_on)
         for row in range(self.batch_rows):
             fill = 0
             while fill < self.row_len:
@@ -190,7 +230,7 @@ class PackedLoader:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor as JSON values: the batches after it depend on nothing else but the arguments."""
+        """The cursor as JSON values: what comes next depends on it and the arguments alone."""
         return {
             "streams": {
                 kind: [stream.epoch, stream.position, stream.num_tokens]
@@ -204,7 +244,8 @@ class PackedLoader:
         """Raises ConfigError if the cursor belongs to other shards."""
         if set(state["streams"]) != set(self._streams):
             raise ConfigError(
-                f"the cursor is for the shards {sorted(state['streams'])}, not {sorted(self._streams)}"
+                f"the cursor is for the shards {sorted(state['streams'])}, "
+                f"not {sorted(self._streams)}"
             )
         for kind, (epoch, position, num_tokens) in state["streams"].items():
             self._streams[kind].seek(epoch=epoch, position=position)
@@ -214,32 +255,6 @@ class PackedLoader:
             self._pool.next_age = age
             self._pool.add(Piece(kind, start, stop, is_end))
         self._pool.next_age = state["next_age"]
-
-
-class _BatchWriter:
-    def __init__(self, loader: PackedLoader) -> None:
-        shape = (loader.batch_rows, loader.row_len)
-        self.loader = loader
-        self.inputs_BL = np.full(shape, loader.pad_id, dtype=np.int64)
-        self.targets_BL = np.full(shape, IGNORED, dtype=np.int64)
-        self.segments_BL = np.zeros(shape, dtype=np.int32)
-        self.num_pieces = [0] * loader.batch_rows
-
-    def write(self, row: int, fill: int, piece: Piece) -> None:
-        shard = self.loader._shards[piece.kind]
-        num = piece.stop - piece.start
-        num_targets = num - piece.is_end
-        self.inputs_BL[row, fill : fill + num] = shard.tokens[piece.start : piece.stop]
-        targets = self.targets_BL[row, fill : fill + num_targets]
-        targets[:] = shard.tokens[piece.start + 1 : piece.start + 1 + num_targets]
-        if self.loader.loss_on == "assistant":
-            trained = shard.loss_mask[piece.start + 1 : piece.start + 1 + num_targets]
-            targets[~trained] = IGNORED
-        self.num_pieces[row] += 1
-        self.segments_BL[row, fill + num :] = self.num_pieces[row]
-
-    def batch(self) -> Batch:
-        return Batch(self.inputs_BL, self.targets_BL, self.segments_BL)
 
 
 def _check_mixture(shards: Mapping[str, Shard], weights: Mapping[str, float]) -> None:

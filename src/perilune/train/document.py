@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from perilune.core.types import Message, ResponseFormat
@@ -23,7 +23,7 @@ class Conversation:
     thinking: bool = True
     """False: the prompt opens the response at once and no turn has a think channel."""
     thinking_effort: Literal["low", "medium", "high", "max"] | None = None
-    response_format: ResponseFormat = ResponseFormat()
+    response_format: ResponseFormat = field(default_factory=ResponseFormat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

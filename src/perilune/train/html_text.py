@@ -6,12 +6,54 @@ import re
 from html.parser import HTMLParser
 
 _BLOCKS = frozenset(
-    "p div section article h1 h2 h3 h4 h5 h6 ul ol li dl dt dd table tr blockquote br hr".split()
+    [
+        "p",
+        "div",
+        "section",
+        "article",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "ul",
+        "ol",
+        "li",
+        "dl",
+        "dt",
+        "dd",
+        "table",
+        "tr",
+        "blockquote",
+        "br",
+        "hr",
+    ]
 )
-_HIDDEN = frozenset("script style head nav footer svg button form noscript select sup".split())
-_VOID = frozenset("br hr img input meta link col area base embed source wbr".split())
+_HIDDEN = frozenset(
+    [
+        "script",
+        "style",
+        "head",
+        "nav",
+        "footer",
+        "svg",
+        "button",
+        "form",
+        "noscript",
+        "select",
+        "sup",
+    ]
+)
+_VOID = frozenset(
+    ["br", "hr", "img", "input", "meta", "link", "col", "area", "base", "embed", "source", "wbr"]
+)
 _BOILERPLATE = re.compile(
-    r"header|footer|nav|sidebar|related|toc|headerlink|search|menu|copyright|breadcrumb", re.I
+    r"(?:^|\s)(?:header|footer|nav|navheader|navfooter|navbar|navigation|sidebar|sphinxsidebar\w*|"
+    r"related|toc\w*|headerlink|search\S*|menu|menu-bar|copyright|breadcrumbs?|wy-nav-side|"
+    r"docs-sidebar\S*|docs-top-navigation\S*|docs-bottom-navigation\S*|nav-wide-wrapper|"
+    r"skip-link|prev-next\S*|sk-landing\S*|sk-sidebar\S*)(?:\s|$)",
+    re.I,
 )
 
 
@@ -28,7 +70,7 @@ class _Text(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in _BLOCKS:
             self.pieces.append("\n\n" if tag in ("p", "pre") or tag[0] == "h" else "\n")
-        if tag == "li":
+        if tag == "li" and self._num_hidden == 0:
             self.pieces.append("- ")
         if tag in _VOID:
             return
@@ -55,8 +97,14 @@ class _Text(HTMLParser):
             self.pieces.append("\n\n" if tag in ("p", "pre") else "\n")
 
     def handle_data(self, data: str) -> None:
-        if self._num_hidden == 0:
-            self.pieces.append(data if self._num_pre else re.sub(r"\s+", " ", data))
+        if self._num_hidden:
+            return
+        if not self._num_pre:
+            data = re.sub(r"\s+", " ", data)
+            if self.pieces and self.pieces[-1].endswith("\n"):
+                data = data.lstrip()
+        if data:
+            self.pieces.append(data)
 
 
 def html_to_text(html: str) -> str:
@@ -65,7 +113,9 @@ def html_to_text(html: str) -> str:
     parser.feed(html)
     text = "".join(parser.pieces).replace("\u00b6", "").replace("\u00a0", " ")
     text = re.sub(r"[ \t]+\n", "\n", text)
-    text = re.sub(r"\n +(?=[A-Z])", "\n", text)
+    text = re.sub(r"^- *\n\s*(?=\S)", "- ", text, flags=re.M)
+    text = re.sub(r"^(?:- ?)+(?:$|(?=- ))", "", text, flags=re.M)
+    text = re.sub(r"(^- .*\n)\n+(?=- )", r"\1", text, flags=re.M)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -82,6 +132,8 @@ def rst_to_text(rst: str) -> str:
     """reStructuredText without roles and bookkeeping directives; the rest stays as it is."""
     text = _DROPPED.sub("", rst)
     text = _ROLE.sub(r"\1", text)
-    text = re.sub(r"^\.\. (?:function|method|class|attribute|data|exception):: *", "", text, flags=re.M)
+    text = re.sub(
+        r"^\.\. (?:function|method|class|attribute|data|exception):: *", "", text, flags=re.M
+    )
     text = re.sub(r"`([^`<]*?)\s*<[^`>]*>`__?", r"\1", text).replace("``", "`")
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

@@ -9,7 +9,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 # Two-byte symbols: lp and pb 1 align the coder's contexts to the parity of the byte.
-_TOKEN_FILTER = {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 28, "lp": 1, "pb": 1, "lc": 3}
+_TOKEN_FILTER = {
+    "id": lzma.FILTER_LZMA2,
+    "preset": 6,
+    "dict_size": 1 << 26,
+    "lp": 1,
+    "pb": 1,
+    "lc": 3,
+}
 
 
 def compress(path: Path) -> Path:
@@ -25,5 +32,7 @@ def compress_all(folder: Path, *, progress: bool = True) -> dict[str, int]:
     paths: Iterable[Path] = sorted(
         path for suffix in ("bin", "idx", "mask") for path in folder.glob(f"*.{suffix}")
     )
-    packed = [compress(path) for path in tqdm(paths, desc="compress", unit="file", disable=not progress)]
+    packed = [
+        compress(path) for path in tqdm(paths, desc="compress", unit="file", disable=not progress)
+    ]
     return {path.name: path.stat().st_size for path in packed}

@@ -53,7 +53,9 @@ def prepare(
     documents, origins = _collect(list(sources), cache_dir, chat_dir, limit, progress)
     synthetic = list(generate(synthetic_bytes, seed=SYNTHETIC_SEED))
     documents += synthetic
-    origins.append(_origin("synthetic", "this package", str(SYNTHETIC_SEED), "Apache-2.0", synthetic))
+    origins.append(
+        _origin("synthetic", "this package", str(SYNTHETIC_SEED), "Apache-2.0", synthetic)
+    )
     tokenizer = _tokenizer(tokenizer_dir, documents, num_ranks, progress)
     shards = _encode(documents, tokenizer, out_dir, progress)
     manifest = {
@@ -105,7 +107,9 @@ def _tokenizer(
     if not path.exists():
         training = (d for d in documents if split_of(d, VALIDATION_PER_MILLE[d.kind]) == "train")
         texts = bpe.sample(training, bpe.SAMPLE_BYTES)
-        bpe.write_tokenizer(folder, bpe.ranks_of(bpe.train_bpe(texts, num_ranks, progress=progress)))
+        bpe.write_tokenizer(
+            folder, bpe.ranks_of(bpe.train_bpe(texts, num_ranks, progress=progress))
+        )
     ranks = load_ranks(path)
     if len(ranks) != num_ranks:
         raise ConfigError(f"{path} holds {len(ranks)} tokens, {num_ranks} are wanted")

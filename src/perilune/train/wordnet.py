@@ -71,7 +71,7 @@ def _entry(gloss: Gloss) -> str:
 
 
 def _conversations(glosses: list[Gloss], counts: dict[str, int]) -> Iterator[Document]:
-    """The first-listed sense stands for a word: data files do not order senses, so prefer examples."""
+    """One sense a word; data files do not order senses, so one with an example is taken."""
     best: dict[str, Gloss] = {}
     for gloss in glosses:
         word = gloss.words[0]

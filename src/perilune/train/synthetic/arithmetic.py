@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 
 from perilune.train.synthetic.chat import Chat, exchange
+from perilune.train.synthetic.words import listed
 
 _ASK = ("What is {e}?", "{e} = ?", "Calculate {e}.", "How much is {e}?", "Compute {e}", "{e}")
 _WORDS = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
-_ITEMS = "apples books coins stones cards pencils eggs shells buttons marbles stamps tickets".split()
-_NAMES = "Anna Ben Clara David Emma Felix Grace Hugo Iris Jack Kate Leo Mia Noah Olga Paul".split()
+_ITEMS = listed(
+    "apples books coins stones cards pencils eggs shells buttons marbles stamps tickets"
+)
+_NAMES = listed("Anna Ben Clara David Emma Felix Grace Hugo Iris Jack Kate Leo Mia Noah Olga Paul")
 
 
 def _operands(rng: random.Random, sign: str) -> tuple[int, int]:
@@ -20,8 +23,11 @@ def _operands(rng: random.Random, sign: str) -> tuple[int, int]:
         a = rng.randint(0, top)
         return a, rng.randint(0, a)
     if sign == "*":
-        return (rng.randint(0, 12), rng.randint(0, 12)) if rng.random() < 0.8 else (
-            rng.randint(2, 9), rng.randint(11, 99))
+        return (
+            (rng.randint(0, 12), rng.randint(0, 12))
+            if rng.random() < 0.8
+            else (rng.randint(2, 9), rng.randint(11, 99))
+        )
     b = rng.randint(1, 12)
     return b * rng.randint(0, 12), b
 
@@ -61,7 +67,12 @@ def draw_sum(rng: random.Random) -> Chat:
     expression = f"{a} {sign} {b}" if rng.random() < 0.5 else f"{a} {_WORDS[sign]} {b}"
     question = rng.choice(_ASK).format(e=expression)
     answer = rng.choice(
-        (f"{a} {sign} {b} = {value}", f"{value}", f"The answer is {value}.", f"{expression} is {value}.")
+        (
+            f"{a} {sign} {b} = {value}",
+            f"{value}",
+            f"The answer is {value}.",
+            f"{expression} is {value}.",
+        )
     )
     return exchange(question, answer, reasoning=steps(a, sign, b) if rng.random() < 0.4 else None)
 

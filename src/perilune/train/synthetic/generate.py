@@ -7,9 +7,16 @@ from collections.abc import Iterator
 
 from perilune.core.types import Message, TextPart
 from perilune.train.document import Conversation, Document, message_text, plain_text
-from perilune.train.synthetic import arithmetic, facts, identity, json_answers, python_tasks, recall
+from perilune.train.synthetic import (
+    arithmetic,
+    facts,
+    identity,
+    json_answers,
+    python_tasks,
+    recall,
+    words,
+)
 from perilune.train.synthetic import tools as tool_use
-from perilune.train.synthetic import words
 from perilune.train.synthetic.chat import Chat, Draw
 
 SHARES: dict[Draw, float] = {
@@ -36,7 +43,7 @@ SHARES: dict[Draw, float] = {
     tool_use.draw_tool_use: 14,
     tool_use.draw_tool_call: 2,
     json_answers.draw_json: 6,
-    python_tasks.draw_python: 8,
+    python_tasks.draw_python: 10,
 }
 """Relative numbers of conversations."""
 _CLOSED = frozenset(
@@ -70,7 +77,9 @@ def generate(num_bytes: int, seed: int = 0) -> Iterator[Document]:
     total = 0
     while total < num_bytes:
         if rng.random() < 0.01:
-            document = Document(kind="synthetic", source="synthetic", text=python_tasks.draw_completion(rng))
+            document = Document(
+                kind="synthetic", source="synthetic", text=python_tasks.draw_completion(rng)
+            )
         else:
             draw = rng.choices(draws, shares)[0]
             chat = _with_more_turns(rng, draw(rng), draws, shares)
@@ -79,7 +88,9 @@ def generate(num_bytes: int, seed: int = 0) -> Iterator[Document]:
         yield document
 
 
-def _with_more_turns(rng: random.Random, chat: Chat, draws: list[Draw], shares: list[float]) -> Chat:
+def _with_more_turns(
+    rng: random.Random, chat: Chat, draws: list[Draw], shares: list[float]
+) -> Chat:
     """A fifth of the plain chats get a greeting, a second task or thanks around them."""
     if chat.tools or chat.response_format.type != "text" or rng.random() > 0.2:
         return chat

@@ -19,7 +19,11 @@ def _record(rng: random.Random) -> tuple[str, dict[str, Any]]:
     kind = rng.randrange(4)
     if kind == 0:
         name, age, city = rng.choice(NAMES), rng.randint(5, 90), rng.choice(CITIES)
-        return f"{name} is {age} years old and lives in {city}.", {"name": name, "age": age, "city": city}
+        return f"{name} is {age} years old and lives in {city}.", {
+            "name": name,
+            "age": age,
+            "city": city,
+        }
     if kind == 1:
         item, price, stock = rng.choice(WORDS), rng.randint(1, 99), rng.random() < 0.5
         state = "is in stock" if stock else "is sold out"

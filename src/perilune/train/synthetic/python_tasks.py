@@ -49,9 +49,9 @@ def draw_python(rng: random.Random) -> Chat:
     if "explain" in question or rng.random() < 0.5:
         answer += f"\n\n{task.explanation}"
     if rng.random() < 0.3:
-        answer = rng.choice(("Here is the function:", "Sure! Here it is:", "Here is one way to do it:")) + (
-            "\n\n" + answer
-        )
+        answer = rng.choice(
+            ("Here is the function:", "Sure! Here it is:", "Here is one way to do it:")
+        ) + ("\n\n" + answer)
     return exchange(question, answer)
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import random
 
 from perilune.train.synthetic.chat import Chat, assistant, exchange, user
-from perilune.train.synthetic.words import WORDS
+from perilune.train.synthetic.words import WORDS, listed
 
-NAMES = (
-    "Anna Ben Clara David Emma Felix Grace Hugo Iris Jack Kate Leo Mia Noah Olga Paul Rosa Sam Tina "
-    "Umar Vera Will Xenia Yara Zoe Adam Bella Carl Dora Erik Fiona George Hannah Ivan Julia"
-).split()
-CITIES = (
-    "Paris London Rome Berlin Madrid Oslo Tokyo Cairo Lima Dublin Vienna Athens Lisbon Prague Delhi "
-    "Sydney Toronto Boston Chicago Warsaw Helsinki Nairobi Seoul Hanoi Geneva Havana Kyoto Porto"
-).split()
-JOBS = "teacher doctor baker farmer pilot painter nurse writer singer cook driver tailor".split()
-COLOURS = "red blue green yellow black white brown purple pink orange grey".split()
+NAMES = listed(
+    "Anna Ben Clara David Emma Felix Grace Hugo Iris Jack Kate Leo Mia Noah Olga Paul Rosa Sam "
+    "Tina Umar Vera Will Xenia Yara Zoe Adam Bella Carl Dora Erik Fiona George Hannah Ivan "
+    "Julia"
+)
+CITIES = listed(
+    "Paris London Rome Berlin Madrid Oslo Tokyo Cairo Lima Dublin Vienna Athens Lisbon Prague "
+    "Delhi Sydney Toronto Boston Chicago Warsaw Helsinki Nairobi Seoul Hanoi Geneva Havana "
+    "Kyoto Porto"
+)
+JOBS = listed("teacher doctor baker farmer pilot painter nurse writer singer cook driver tailor")
+COLOURS = listed("red blue green yellow black white brown purple pink orange grey")
 _FILLER = (
     "The weather was mild that week.",
     "Nobody was in a hurry.",
@@ -61,13 +63,27 @@ def draw_needle(rng: random.Random) -> Chat:
         article = "an" if word[0] in "aeiou" else "a"
         facts.append(
             (
-                (f"{name} lives in {city}.", f"Where does {name} live?", f"{name} lives in {city}."),
+                (
+                    f"{name} lives in {city}.",
+                    f"Where does {name} live?",
+                    f"{name} lives in {city}.",
+                ),
                 (f"{name} works as a {job}.", f"What is {name}'s job?", f"{name} is a {job}."),
-                (f"{name} likes the colour {colour}.", f"Which colour does {name} like?",
-                 f"{name} likes {colour}."),
-                (f"{name} is {age} years old.", f"How old is {name}?", f"{name} is {age} years old."),
-                (f"{name} carries {article} {word}.", f"What does {name} carry?",
-                 f"{name} carries {article} {word}."),
+                (
+                    f"{name} likes the colour {colour}.",
+                    f"Which colour does {name} like?",
+                    f"{name} likes {colour}.",
+                ),
+                (
+                    f"{name} is {age} years old.",
+                    f"How old is {name}?",
+                    f"{name} is {age} years old.",
+                ),
+                (
+                    f"{name} carries {article} {word}.",
+                    f"What does {name} carry?",
+                    f"{name} carries {article} {word}.",
+                ),
             )[kind]
         )
     sentences = [fact[0] for fact in facts] + rng.sample(_FILLER, rng.randint(1, 9))
@@ -83,16 +99,36 @@ def draw_memory(rng: random.Random) -> Chat:
     number, pet = rng.randint(1, 99), rng.choice(("cat", "dog", "bird", "rabbit", "horse"))
     said, noted, question, answer = rng.choice(
         (
-            (f"My name is {name}.", f"Nice to meet you, {name}!", "What is my name?",
-             f"Your name is {name}."),
-            (f"Hi, I'm {name} and I live in {city}.", f"Hello {name}! {city} sounds like a nice place.",
-             "Where do I live?", f"You live in {city}."),
-            (f"My favourite colour is {colour}.", f"{colour.capitalize()} is a lovely colour.",
-             "What is my favourite colour?", f"Your favourite colour is {colour}."),
-            (f"Remember the number {number}.", f"Okay, I will remember {number}.",
-             "Which number did I give you?", f"You gave me the number {number}."),
-            (f"I have a {pet} called {name}.", f"{name} is a lovely name for a {pet}.",
-             f"What is the name of my {pet}?", f"Your {pet} is called {name}."),
+            (
+                f"My name is {name}.",
+                f"Nice to meet you, {name}!",
+                "What is my name?",
+                f"Your name is {name}.",
+            ),
+            (
+                f"Hi, I'm {name} and I live in {city}.",
+                f"Hello {name}! {city} sounds like a nice place.",
+                "Where do I live?",
+                f"You live in {city}.",
+            ),
+            (
+                f"My favourite colour is {colour}.",
+                f"{colour.capitalize()} is a lovely colour.",
+                "What is my favourite colour?",
+                f"Your favourite colour is {colour}.",
+            ),
+            (
+                f"Remember the number {number}.",
+                f"Okay, I will remember {number}.",
+                "Which number did I give you?",
+                f"You gave me the number {number}.",
+            ),
+            (
+                f"I have a {pet} called {name}.",
+                f"{name} is a lovely name for a {pet}.",
+                f"What is the name of my {pet}?",
+                f"Your {pet} is called {name}.",
+            ),
         )
     )
     messages = [user(said), assistant(noted)]

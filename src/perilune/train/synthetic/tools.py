@@ -34,8 +34,13 @@ def _weather(rng: random.Random) -> Use:
     city, degrees = rng.choice(CITIES), rng.randint(-5, 38)
     sky = rng.choice(("sunny", "cloudy", "rainy", "windy", "clear", "foggy"))
     question = rng.choice(
-        ("What is the weather in {c}?", "How is the weather in {c} today?", "Weather in {c}?",
-         "Is it warm in {c} right now?", "Tell me the weather in {c}.")
+        (
+            "What is the weather in {c}?",
+            "How is the weather in {c} today?",
+            "Weather in {c}?",
+            "Is it warm in {c} right now?",
+            "Tell me the weather in {c}.",
+        )
     ).format(c=city)
     result = rng.choice((f"{degrees}C, {sky}", json.dumps({"temperature": degrees, "sky": sky})))
     return Use(question, {"city": city}, result, f"It is {degrees} degrees and {sky} in {city}.")
@@ -43,7 +48,9 @@ def _weather(rng: random.Random) -> Use:
 
 def _add(rng: random.Random) -> Use:
     a, b = rng.randint(10, 9999), rng.randint(10, 9999)
-    question = rng.choice(("What is {a} + {b}?", "Add {a} and {b}.", "Use the tool to add {a} and {b}."))
+    question = rng.choice(
+        ("What is {a} + {b}?", "Add {a} and {b}.", "Use the tool to add {a} and {b}.")
+    )
     text = question.format(a=a, b=b)
     return Use(text, {"a": a, "b": b}, str(a + b), f"{a} + {b} = {a + b}")
 
@@ -51,15 +58,26 @@ def _add(rng: random.Random) -> Use:
 def _calculate(rng: random.Random) -> Use:
     a, b, c = rng.randint(2, 999), rng.randint(2, 99), rng.randint(2, 50)
     expression, value = rng.choice(
-        ((f"{a} * {b}", a * b), (f"{a} + {b} * {c}", a + b * c), (f"({a} + {b}) * {c}", (a + b) * c))
+        (
+            (f"{a} * {b}", a * b),
+            (f"{a} + {b} * {c}", a + b * c),
+            (f"({a} + {b}) * {c}", (a + b) * c),
+        )
     )
     question = rng.choice(("Calculate {e}.", "What is {e}?", "Compute {e} with the calculator."))
-    return Use(question.format(e=expression), {"expression": expression}, str(value), f"The result is {value}.")
+    return Use(
+        question.format(e=expression),
+        {"expression": expression},
+        str(value),
+        f"The result is {value}.",
+    )
 
 
 def _time(rng: random.Random) -> Use:
     city, clock = rng.choice(CITIES), f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
-    question = rng.choice(("What time is it in {c}?", "Tell me the time in {c}.", "Current time in {c}?"))
+    question = rng.choice(
+        ("What time is it in {c}?", "Tell me the time in {c}.", "Current time in {c}?")
+    )
     return Use(question.format(c=city), {"city": city}, clock, f"It is {clock} in {city}.")
 
 
@@ -69,7 +87,12 @@ def _search(rng: random.Random) -> Use:
         ("Search the web for {w}.", "Find pages about {w}.", "Look up {w} online.")
     ).format(w=word)
     result = f"{num} results. First: All about {word}"
-    return Use(question, {"query": word}, result, f'I found {num} results. The first is "All about {word}".')
+    return Use(
+        question,
+        {"query": word},
+        result,
+        f'I found {num} results. The first is "All about {word}".',
+    )
 
 
 def _email(rng: random.Random) -> Use:
@@ -88,15 +111,21 @@ def _reminder(rng: random.Random) -> Use:
 
 def _price(rng: random.Random) -> Use:
     item, price = rng.choice(WORDS), rng.randint(1, 500)
-    question = rng.choice(("How much does the {i} cost?", "What is the price of a {i}?")).format(i=item)
-    return Use(question, {"item": item}, json.dumps({"price": price}), f"The {item} costs {price} dollars.")
+    question = rng.choice(("How much does the {i} cost?", "What is the price of a {i}?")).format(
+        i=item
+    )
+    return Use(
+        question, {"item": item}, json.dumps({"price": price}), f"The {item} costs {price} dollars."
+    )
 
 
 def _light(rng: random.Random) -> Use:
     room, on = rng.choice(("kitchen", "bedroom", "garden", "hall", "office")), rng.random() < 0.5
     word = "on" if on else "off"
     return Use(
-        f"Turn {word} the light in the {room}.", {"room": room, "on": on}, "done",
+        f"Turn {word} the light in the {room}.",
+        {"room": room, "on": on},
+        "done",
         f"The light in the {room} is now {word}.",
     )
 
@@ -110,15 +139,24 @@ def _contact(rng: random.Random) -> Use:
 def _read(rng: random.Random) -> Use:
     path = f"{rng.choice(WORDS)}.{rng.choice(('txt', 'md', 'py'))}"
     word = rng.choice(WORDS)
-    question = rng.choice(("What is in the file {p}?", "Read {p}.", "Open {p} and tell me what it says."))
-    return Use(question.format(p=path), {"path": path}, f"The {word} is here.", f"The file {path} says: The {word} is here.")
+    question = rng.choice(
+        ("What is in the file {p}?", "Read {p}.", "Open {p} and tell me what it says.")
+    )
+    return Use(
+        question.format(p=path),
+        {"path": path},
+        f"The {word} is here.",
+        f"The file {path} says: The {word} is here.",
+    )
 
 
 def _sum_list(rng: random.Random) -> Use:
     numbers = [rng.randint(1, 99) for _ in range(rng.randint(3, 6))]
     listed = ", ".join(map(str, numbers))
     total = sum(numbers)
-    return Use(f"Add up these numbers: {listed}", {"numbers": numbers}, str(total), f"The sum is {total}.")
+    return Use(
+        f"Add up these numbers: {listed}", {"numbers": numbers}, str(total), f"The sum is {total}."
+    )
 
 
 def _text(description: str) -> dict[str, Any]:
@@ -130,37 +168,95 @@ def _number(description: str) -> dict[str, Any]:
 
 
 TOOLS: tuple[Tool, ...] = (
-    Tool(("get_weather", "weather", "current_weather"), "Current weather for a city.",
-         {"city": _text("City name")}, ("city",), _weather),
-    Tool(("add", "add_numbers"), "Add two numbers.",
-         {"a": _number("First number"), "b": _number("Second number")}, ("a", "b"), _add),
-    Tool(("calculator", "calculate", "eval_math"), "Evaluate an arithmetic expression.",
-         {"expression": _text("The expression")}, ("expression",), _calculate),
-    Tool(("get_time", "current_time", "clock"), "Current local time in a city.",
-         {"city": _text("City name")}, ("city",), _time),
-    Tool(("search", "web_search"), "Search the web.", {"query": _text("Search words")}, ("query",), _search),
-    Tool(("send_email", "send_message"), "Send a message to a person.",
-         {"to": _text("Name"), "text": _text("The message")}, ("to", "text"), _email),
-    Tool(("set_reminder", "remind"), "Set a reminder.",
-         {"minutes": _number("Minutes from now"), "text": _text("What to do")},
-         ("minutes", "text"), _reminder),
-    Tool(("get_price", "price_of"), "Price of an item in dollars.", {"item": _text("Item name")},
-         ("item",), _price),
-    Tool(("set_light", "switch_light"), "Switch a light on or off.",
-         {"room": _text("Room"), "on": {"type": "boolean"}}, ("room", "on"), _light),
-    Tool(("find_contact", "phone_number"), "Phone number of a person.", {"name": _text("Name")},
-         ("name",), _contact),
-    Tool(("read_file", "open_file"), "Read a text file.", {"path": _text("Path of the file")},
-         ("path",), _read),
-    Tool(("sum_list", "sum_numbers"), "Add up a list of numbers.",
-         {"numbers": {"type": "array", "items": {"type": "number"}}}, ("numbers",), _sum_list),
+    Tool(
+        ("get_weather", "weather", "current_weather"),
+        "Current weather for a city.",
+        {"city": _text("City name")},
+        ("city",),
+        _weather,
+    ),
+    Tool(
+        ("add", "add_numbers"),
+        "Add two numbers.",
+        {"a": _number("First number"), "b": _number("Second number")},
+        ("a", "b"),
+        _add,
+    ),
+    Tool(
+        ("calculator", "calculate", "eval_math"),
+        "Evaluate an arithmetic expression.",
+        {"expression": _text("The expression")},
+        ("expression",),
+        _calculate,
+    ),
+    Tool(
+        ("get_time", "current_time", "clock"),
+        "Current local time in a city.",
+        {"city": _text("City name")},
+        ("city",),
+        _time,
+    ),
+    Tool(
+        ("search", "web_search"),
+        "Search the web.",
+        {"query": _text("Search words")},
+        ("query",),
+        _search,
+    ),
+    Tool(
+        ("send_email", "send_message"),
+        "Send a message to a person.",
+        {"to": _text("Name"), "text": _text("The message")},
+        ("to", "text"),
+        _email,
+    ),
+    Tool(
+        ("set_reminder", "remind"),
+        "Set a reminder.",
+        {"minutes": _number("Minutes from now"), "text": _text("What to do")},
+        ("minutes", "text"),
+        _reminder,
+    ),
+    Tool(
+        ("get_price", "price_of"),
+        "Price of an item in dollars.",
+        {"item": _text("Item name")},
+        ("item",),
+        _price,
+    ),
+    Tool(
+        ("set_light", "switch_light"),
+        "Switch a light on or off.",
+        {"room": _text("Room"), "on": {"type": "boolean"}},
+        ("room", "on"),
+        _light,
+    ),
+    Tool(
+        ("find_contact", "phone_number"),
+        "Phone number of a person.",
+        {"name": _text("Name")},
+        ("name",),
+        _contact,
+    ),
+    Tool(
+        ("read_file", "open_file"),
+        "Read a text file.",
+        {"path": _text("Path of the file")},
+        ("path",),
+        _read,
+    ),
+    Tool(
+        ("sum_list", "sum_numbers"),
+        "Add up a list of numbers.",
+        {"numbers": {"type": "array", "items": {"type": "number"}}},
+        ("numbers",),
+        _sum_list,
+    ),
 )
 
 
 def _declaration(tool: Tool, name: str) -> Mapping[str, Any]:
-    parameters = {
-        "type": "object", "properties": tool.properties, "required": list(tool.required)
-    }
+    parameters = {"type": "object", "properties": tool.properties, "required": list(tool.required)}
     function = {"name": name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}
 
@@ -175,10 +271,17 @@ def _round(rng: random.Random, tool: Tool, name: str, first_id: int) -> list[Mes
         ToolCall(id=f"call_{first_id + i}", name=name, arguments=json.dumps(use.arguments))
         for i, use in enumerate(uses)
     )
-    thought = rng.choice((None, None, None, f"I should call {name}.", f"The tool {name} can answer this."))
+    thought = rng.choice(
+        (None, None, None, f"I should call {name}.", f"The tool {name} can answer this.")
+    )
     results = [tool_result(use.result, call.id) for use, call in zip(uses, calls, strict=True)]
     answer = " ".join(use.answer for use in uses)
-    return [user(question), assistant("", reasoning=thought, calls=calls), *results, assistant(answer)]
+    return [
+        user(question),
+        assistant("", reasoning=thought, calls=calls),
+        *results,
+        assistant(answer),
+    ]
 
 
 def draw_tool_use(rng: random.Random) -> Chat:

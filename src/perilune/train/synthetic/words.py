@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
+from importlib import resources
 
 from perilune.train.synthetic.chat import Chat, exchange
 
-WORDS = (
-    "apple river stone cloud garden window table music paper light house forest market bridge "
-    "island winter summer flower bread orange pencil school doctor mirror candle basket button "
-    "castle dragon engine father golden harbor insect jacket kitten ladder mother number ocean "
-    "pocket rabbit silver tiger umbrella valley wagon yellow zebra blanket chicken dinner evening "
-    "feather guitar hammer iron jungle kitchen lemon monkey needle onion planet queen rocket spoon "
-    "turtle village water banana camera desert eagle finger giant honey idea journey knife lamp "
-    "mountain night owl piano quiet road ship train uncle voice wheel year brother circle dance "
-    "early family green happy ink joke king letter moon north open picture rain song tree under "
-    "visit world young answer box cat dog egg fish goat hat ice jar kite leaf map nest oil pig"
-).split()
+WORDS = resources.files(__package__).joinpath("words.txt").read_text("utf-8").split()
+
+
+def listed(text: str) -> list[str]:
+    """The words of a table that is written as running text."""
+    return text.split()
 
 
 def _some(rng: random.Random, low: int, high: int) -> list[str]:
@@ -33,14 +29,18 @@ def draw_copy(rng: random.Random) -> Chat:
 
 def draw_spelling(rng: random.Random) -> Chat:
     word = rng.choice(WORDS)
-    question = rng.choice(("Spell the word {w}.", "How do you spell {w}?", "Spell '{w}' letter by letter."))
+    question = rng.choice(
+        ("Spell the word {w}.", "How do you spell {w}?", "Spell '{w}' letter by letter.")
+    )
     return exchange(question.format(w=word), "-".join(word))
 
 
 def draw_reverse(rng: random.Random) -> Chat:
     if rng.random() < 0.5:
         word = rng.choice(WORDS)
-        question = rng.choice(("Reverse the word {w}.", "Write '{w}' backwards.", "Spell {w} backwards."))
+        question = rng.choice(
+            ("Reverse the word {w}.", "Write '{w}' backwards.", "Spell {w} backwards.")
+        )
         thought = "-".join(word) + " reversed: " + "-".join(word[::-1])
         return exchange(
             question.format(w=word), word[::-1], reasoning=thought if rng.random() < 0.6 else None
@@ -71,7 +71,9 @@ def draw_count(rng: random.Random) -> Chat:
             reasoning="-".join(word) if rng.random() < 0.6 else None,
         )
     words = _some(rng, 2, 10)
-    return exchange(f"How many words are in this list: {', '.join(words)}?", f"There are {len(words)} words.")
+    return exchange(
+        f"How many words are in this list: {', '.join(words)}?", f"There are {len(words)} words."
+    )
 
 
 def draw_case(rng: random.Random) -> Chat:
@@ -87,7 +89,9 @@ def draw_sort(rng: random.Random) -> Chat:
     words = _some(rng, 3, 6)
     listed = ", ".join(words)
     if rng.random() < 0.5:
-        question = rng.choice(("Sort these words alphabetically: {t}", "Put in alphabetical order: {t}"))
+        question = rng.choice(
+            ("Sort these words alphabetically: {t}", "Put in alphabetical order: {t}")
+        )
         return exchange(question.format(t=listed), ", ".join(sorted(words)))
     position = rng.randrange(3)
     name = ("first", "second", "third")[position]

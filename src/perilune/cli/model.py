@@ -100,8 +100,9 @@ def _describe(facts: dict[str, Any]) -> str:
     p, stored, layers, cache = (facts[k] for k in ("parameters", "stored", "layers", "cache"))
     num_moe = sum(kind.endswith("MoE") for kind in layers["map"])
     crossover = cache["crossover"]
+    vision = f" ({_count(p['with_vision'])} with vision)" if p["with_vision"] > p["total"] else ""
     lines = [
-        ("parameters", f"{_count(p['total'])} ({_count(p['with_vision'])} with vision)"),
+        ("parameters", _count(p["total"]) + vision),
         ("activated", f"{_count(p['activated'])} a token (with lm_head, without input embedding)"),
         ("stored", f"{stored['tensors']:,} tensors, {stored['bytes']:,} bytes"),
         ("layers", f"{layers['count']}: {layers['pattern']}; {num_moe} MoE"),

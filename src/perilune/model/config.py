@@ -429,12 +429,15 @@ def _parse_mla(keys: _Keys) -> MLAConfig:
     heads = keys.take("num_attention_heads", int)
     if keys.take("num_key_value_heads", (int, _NONE), None) not in (None, heads):
         raise UnsupportedError(f"{keys.where}: num_key_value_heads must equal num_attention_heads")
+    nope, rope = keys.take("qk_nope_head_dim", int), keys.take("qk_rope_head_dim", int)
+    if keys.take("qk_head_dim", (int, _NONE), None) not in (None, nope + rope):
+        raise ConfigError(f"{keys.where}: qk_head_dim is not qk_nope_head_dim + qk_rope_head_dim")
     return MLAConfig(
         num_heads=heads,
         q_lora_rank=keys.take("q_lora_rank", (int, _NONE), None),
         kv_lora_rank=keys.take("kv_lora_rank", int),
-        qk_nope_head_dim=keys.take("qk_nope_head_dim", int),
-        qk_rope_head_dim=keys.take("qk_rope_head_dim", int),
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
         v_head_dim=keys.take("v_head_dim", int),
         output_gate=keys.take("mla_use_output_gate", bool, False),
     )

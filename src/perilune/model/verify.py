@@ -181,9 +181,7 @@ def _check_tensors(
         entry = entries.get(spec.name)
         if entry is None:
             missing.append(spec.name)
-            if (
-                len(missing) > MAX_MISSING
-            ):  # a config that is not this checkpoint's: no use going on
+            if len(missing) > MAX_MISSING:  # the config is another model's: no use going on
                 break
             continue
         where = f"{entry.file}: tensor {spec.name!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -150,6 +151,16 @@ def training_ids(tokenizer: Tokenizer, segments: Iterable[Segment]) -> TrainingI
 def new_call_id() -> str:
     """A fresh id for a tool call, in the form that OpenAI clients know."""
     return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def compact_json(value: object, *, param: str, sort_keys: bool = False) -> str:
+    """JSON without spaces, non-ASCII kept. Raises TextError naming `param` if it cannot be."""
+    try:
+        return json.dumps(
+            value, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys, separators=(",", ":")
+        )
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TextError(f"{param} cannot be written as JSON: {error}", param=param) from error
 
 
 def check_messages(messages: Sequence[Message], *, vision: bool) -> None:

@@ -6,14 +6,19 @@ added of its own accord.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perilune.core.types import ChatRequest, Message, TextPart, ToolCall
 from perilune.text import im_names
-from perilune.text.chat import TrainingIds, check_messages, offered_tools, training_ids
+from perilune.text.chat import (
+    TrainingIds,
+    check_messages,
+    compact_json,
+    offered_tools,
+    training_ids,
+)
 from perilune.text.errors import TextError
 from perilune.text.im_parser import ImParser
 from perilune.text.tokenizer import Segment, Tokenizer
@@ -87,7 +92,7 @@ def render(
     """The segments of a conversation; reasoning of past turns only with `thoughts`."""
     segments: list[Segment] = []
     if tools:
-        declared = json.dumps(list(tools), ensure_ascii=False, separators=(",", ":"))
+        declared = compact_json(list(tools), param="tools")
         segments += [*_turn_head("system", "tool_declare"), *text_segment(declared), _end()]
     wire_ids = _wire_ids(messages)
     for i, message in enumerate(messages):

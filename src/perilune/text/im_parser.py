@@ -112,10 +112,11 @@ class ImParser:
         return []
 
     def _end_call(self) -> list[ChatDelta]:
-        if self._place is not Place.ARGUMENTS:
-            self._stray(im_names.CALL_END)
+        if self._place is Place.CALL_ID:
             self._drop_call("call_without_arguments")
             return []
+        if self._place is not Place.ARGUMENTS:
+            return self._stray(im_names.CALL_END)
         try:
             call_id, arguments = self._call_id.decode().strip(), self._arguments.decode()
             argument_json.parse_object(arguments)

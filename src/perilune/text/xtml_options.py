@@ -5,11 +5,11 @@ The wording is the wire format's own: a model has learned it, so no byte may dif
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perilune.core.types import ResponseFormat, ToolChoice
+from perilune.text.chat import compact_json
 from perilune.text.errors import TextError
 from perilune.text.tokenizer import Segment
 from perilune.text.xtml_markup import system_message
@@ -74,10 +74,4 @@ def response_format(wanted: ResponseFormat) -> list[Segment]:
 
 def _fenced(value: object, param: str) -> str:
     """Compact JSON with keys sorted at every depth, in a fenced block."""
-    try:
-        text = json.dumps(
-            value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
-        )
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TextError(f"{param} cannot be written as JSON: {error}", param=param) from error
-    return f"```json\n{text}\n```"
+    return f"```json\n{compact_json(value, param=param, sort_keys=True)}\n```"

@@ -84,7 +84,8 @@ class XtmlParser:
         if token_id in self._ends:
             return self._end_message()
         if token_id in (self._open, self._close):
-            self._tag = TagReader(closing=token_id == self._close)
+            among_calls = self._place in (Place.TOOLS, Place.CALL, Place.ARGUMENT)
+            self._tag = TagReader(closing=token_id == self._close, among_calls=among_calls)
             return []
         self._stray(data.decode("utf-8", errors="replace"))
         return []

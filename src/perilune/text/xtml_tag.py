@@ -38,11 +38,13 @@ class TagReader:
     """Collects a tag, and says as soon as it cannot be one.
 
     A weak model may write a control token and go on with prose; the prose must not wait for a
-    `<|sep|>` that never comes.
+    `<|sep|>` that never comes. Among calls there is no prose: there a call or an argument with
+    odd attributes is still read to its end, so that it does not show as text.
     """
 
-    def __init__(self, *, closing: bool) -> None:
+    def __init__(self, *, closing: bool, among_calls: bool) -> None:
         self.closing = closing
+        self._among_calls = among_calls
         self.tokens: list[TagToken] = []
         self.text = ""
         self._stream = Utf8Stream()
@@ -54,6 +56,8 @@ class TagReader:
         if len(self.text) > _MAX_TAG_CHARS:
             return False
         if any(name.startswith(self.text) for name in _NAMES):
+            return True
+        if self._among_calls and self.text.startswith(("call ", "argument ")):
             return True
         return not self.closing and _BEGINNING.fullmatch(self.text) is not None
 

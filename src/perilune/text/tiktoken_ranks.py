@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import tiktoken
@@ -13,6 +14,8 @@ from perilune.text import k3_names
 from perilune.text.errors import TextError, TokenizerError
 from perilune.text.pretokenizer import PATTERN, cut
 from perilune.text.tokenizer import SegmentCodec, check_encodable
+
+_MAX_REMEMBERED_CHARS = 16
 
 
 class RankTokenizer(SegmentCodec):
@@ -27,22 +30,27 @@ class RankTokenizer(SegmentCodec):
         self.eos_ids = frozenset(eos_ids)
         self.control_ids = frozenset(range(self.num_ranks, self.vocab_size))
         self._special_names = frozenset(special_ids)
+        reserved = _all_reserved(self.num_ranks, special_ids)
         self._encoding = tiktoken.Encoding(
             "perilune",
             pat_str=PATTERN,
             mergeable_ranks=dict(ranks),
-            special_tokens=_all_reserved(self.num_ranks, special_ids),
+            special_tokens=reserved,
         )
+        self._token_bytes = {rank: token for token, rank in ranks.items()}
+        self._token_bytes |= {token_id: name.encode() for name, token_id in reserved.items()}
+        # A chat prompt is mostly the same few tag and attribute names.
+        self._encode_short = lru_cache(maxsize=4096)(self._encode_ordinary)
 
     @property
     def vocab_size(self) -> int:
         return self.num_ranks + k3_names.NUM_RESERVED
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        check_encodable(text)
         if not allow_special:
-            ordinary = self._encoding.encode_ordinary
-            return [token_id for piece in cut(text) for token_id in ordinary(piece)]
+            short = len(text) <= _MAX_REMEMBERED_CHARS
+            return [*(self._encode_short(text) if short else self._encode_ordinary(text))]
+        check_encodable(text)
         names = self._special_names
         return [
             token_id
@@ -52,10 +60,16 @@ class RankTokenizer(SegmentCodec):
             )
         ]
 
+    def _encode_ordinary(self, text: str) -> list[int]:
+        check_encodable(text)
+        ordinary = self._encoding.encode_ordinary
+        return [token_id for piece in cut(text) for token_id in ordinary(piece)]
+
     def token_bytes(self, token_id: int) -> bytes:
-        if not 0 <= token_id < self.vocab_size:
+        data = self._token_bytes.get(token_id)
+        if data is None:
             raise TextError(f"token id {token_id} is outside the vocabulary of {self.vocab_size}")
-        return self._encoding.decode_single_token_bytes(token_id)
+        return data
 
 
 def _all_reserved(num_ranks: int, special_ids: Mapping[str, int]) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import chain
 
 from perilune.core.errors import ContextLengthError, EngineError, OverloadedError, RequestError
 from perilune.core.types import (
@@ -20,7 +21,7 @@ from perilune.core.types import (
 )
 
 TokenScript = Callable[[TokenRequest], Iterable[int]]
-"""The tokens that a request gets; generation goes on with the end token when they run out."""
+"""The tokens that a request gets, maybe without end; the end token follows them."""
 
 
 def echo(request: TokenRequest) -> Iterable[int]:
@@ -131,7 +132,7 @@ class FakeEngine:
             raise OverloadedError("the queue is full", retry_after_s=1.0)
 
     def _events(self, request: TokenRequest) -> Iterable[TokenEvent]:
-        tokens = [*self.script(request), self._eos_id]
+        tokens = chain(self.script(request), [self._eos_id])
         for position, token_id in enumerate(tokens):
             if position == self.fail_after:
                 yield _ended(request, "error", error="the fake engine broke on purpose")

@@ -42,10 +42,15 @@ def field_error(error: msgspec.ValidationError, at: str = "") -> BodyError:
     what, path = (match["what"], match["path"] or "") if match else (str(error), "")
     missing = _MISSING_FIELD.match(what)
     if missing:
-        path, what = f"{path}.{missing['name']}", "required field is missing"
-    param = f"{at}{'' if path.startswith('[') else '.'}{path}".strip(".")
+        path, what = _join(path, missing["name"]), "required field is missing"
+    param = _join(at, path)
     what = what[:1].lower() + what[1:MAX_MESSAGE_CHARS]
     return BodyError(f"{param}: {what}" if param else f"the JSON body: {what}", param=param or None)
+
+
+def _join(path: str, rest: str) -> str:
+    dot = "." if path and rest and not rest.startswith("[") else ""
+    return f"{path}{dot}{rest}"
 
 
 def _raise_syntax_error(body: bytes, reason: str) -> NoReturn:
@@ -76,7 +81,7 @@ def _find_surrogate(value: Any, path: str = "") -> str | None:
         case dict():
             if any(map(_SURROGATE.search, value)):
                 return f"a key in {path or 'the body'}"
-            items = [(f"{path}.{key}".strip("."), item) for key, item in value.items()]
+            items = [(_join(path, key), item) for key, item in value.items()]
         case list():
             items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
         case _:

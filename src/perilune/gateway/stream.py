@@ -54,6 +54,7 @@ async def send_stream(
             await events.send(error_body(error))
         finally:
             pings.cancel()
+            events.end()
 
 
 class _Events:
@@ -72,6 +73,13 @@ class _Events:
     async def ping(self) -> None:
         self._sent_at = self._clock()
         await self._transport.send_bytes(PING)
+
+    def end(self) -> None:
+        """Ends the response: the server does so when the last reference to its stream goes.
+
+        An error's traceback, kept by whoever has logged it, would hold the client's connection.
+        """
+        del self._transport
 
     async def ping_while_silent(self) -> None:
         # Without a client the task that sends chunks is told the same, and ends the request.

@@ -1,0 +1,1 @@
+"""Several token sequences in flight on one model. Start reading at `core`, enter by `client`."""

@@ -1,0 +1,154 @@
+"""The step loop's body: schedule, run, sample, commit.
+
+`add` and `abort` may be called from any thread, `step` from one at a time. The lock is not held
+while the model runs.
+
+Legend: B sampled sequences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from perilune.core.types import EngineStats, TokenEvent
+from perilune.engine.errors import EngineClosedError
+from perilune.engine.runner import Runner
+from perilune.engine.sampler import Sampled, sample
+from perilune.engine.scheduler import Plan, Scheduler
+from perilune.engine.sequence import TokenSequence
+from perilune.engine.step_model import StepModel
+
+
+class Emitted(NamedTuple):
+    sequence: TokenSequence
+    event: TokenEvent
+
+
+class EngineCore:
+    """A model and its scheduler.
+
+    `client` is the door to it for asyncio, `generate` the one for scripts.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        *,
+        device: torch.device | str = "cpu",
+        max_running: int = 32,
+        max_waiting: int = 256,
+        prefill_budget: int = 512,
+    ) -> None:
+        """Raises ConfigError for a number that leaves no room to run."""
+        self.scheduler = Scheduler(
+            model.new_cache,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            prefill_budget=prefill_budget,
+        )
+        self._runner = Runner(model, torch.device(device))
+        self._changed = threading.Condition()
+        self._closed = False
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Opens a sequence.
+
+        Raises:
+            OverloadedError: the queue is full.
+            EngineClosedError: `close` has been called.
+        """
+        with self._changed:
+            if self._closed:
+                raise EngineClosedError("the engine is closed")
+            self.scheduler.add(sequence)
+            self._changed.notify_all()
+
+    def abort(self, sequence: TokenSequence) -> None:
+        """Frees an open sequence at once; none of its tokens is fed to a later step."""
+        with self._changed:
+            self.scheduler.remove(sequence, "abort")
+
+    def step(self) -> list[Emitted]:
+        """Runs one step; nothing happens without an open sequence.
+
+        Raises whatever the model raises. The caches are then in an unknown state: `fail` has to
+        follow.
+        """
+        plan = self._schedule()
+        if plan.is_empty:
+            return []
+        logits_BV = self._runner.run(plan)
+        sampled = sample(logits_BV, [chunk.sequence.sampling for chunk in plan.sampled])
+        return self._commit(plan, sampled)
+
+    def fail(self, message: str) -> list[Emitted]:
+        """Ends every open sequence with an `error` event that says `message`."""
+        with self._changed:
+            ended = self.scheduler.clear("error")
+        return [Emitted(sequence, _error(sequence, message)) for sequence in ended]
+
+    def close(self) -> list[Emitted]:
+        """As `fail`, and from now on nothing is admitted."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        return self.fail("the engine is shutting down")
+
+    def wait_for_work(self) -> bool:
+        """Blocks until there is something to step (True) or the engine is closed (False)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self.scheduler.has_work)
+            return not self._closed
+
+    def stats(self) -> EngineStats:
+        with self._changed:
+            return EngineStats(
+                num_running=len(self.scheduler.running),
+                num_waiting=len(self.scheduler.waiting),
+                prompt_tokens_total=self._prompt_tokens,
+                generated_tokens_total=self._generated_tokens,
+                cache_bytes=self.scheduler.cache_bytes,
+            )
+
+    def _schedule(self) -> Plan:
+        with self._changed:
+            return self.scheduler.schedule()
+
+    def _commit(self, plan: Plan, sampled: Sequence[Sampled]) -> list[Emitted]:
+        emitted = []
+        with self._changed:
+            for chunk in plan.prefill:
+                self._prompt_tokens += len(chunk.token_ids)
+                if not chunk.is_sampled:
+                    self.scheduler.commit(chunk, None)
+            for chunk, token in zip(plan.sampled, sampled, strict=True):
+                if self.scheduler.commit(chunk, token):
+                    self._generated_tokens += token.token_id is not None
+                    emitted.append(Emitted(chunk.sequence, _event(chunk.sequence, token)))
+        return emitted
+
+
+def _event(sequence: TokenSequence, sampled: Sampled) -> TokenEvent:
+    if sampled.token_id is None:
+        return _error(sequence, "the model gave logits that are not finite")
+    return TokenEvent(
+        request_id=sequence.request.request_id,
+        token_id=sampled.token_id,
+        logprob=sampled.logprob,
+        finish_reason=sequence.finish_reason,
+    )
+
+
+def _error(sequence: TokenSequence, message: str) -> TokenEvent:
+    return TokenEvent(
+        request_id=sequence.request.request_id,
+        token_id=None,
+        finish_reason="error",
+        error=message,
+    )

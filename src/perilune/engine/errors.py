@@ -1,0 +1,16 @@
+"""Errors of the engine.
+
+    core.errors.EngineError          500: a step failed
+    └── EngineClosedError            503: the engine has been closed
+
+Bad requests raise `RequestError`, `ContextLengthError` or `OverloadedError` of the core tree.
+"""
+
+from perilune.core.errors import EngineError
+
+
+class EngineClosedError(EngineError):
+    """A request came after `close`."""
+
+    status = 503
+    code = "engine_closed"

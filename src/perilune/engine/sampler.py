@@ -1,0 +1,96 @@
+"""Logits to tokens, for all rows of a step at once.
+
+Order: bias and penalties (`sampling_state`), temperature, top-k, top-p, min-p (`likeliest`), draw.
+
+Legend: B rows, one a sequence; R rows that are drawn; V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from perilune.core.types import TokenLogprob
+from perilune.engine.likeliest import is_filtering, likeliest, removed_tokens
+from perilune.engine.sampling_state import SamplingState
+
+_FP32 = torch.finfo(torch.float32)
+
+
+class Sampled(NamedTuple):
+    token_id: int | None
+    """None: the logits of the row were not finite."""
+    logprob: TokenLogprob | None = None
+    """Set when the parameters ask for it; taken from the model's own logits, whatever bias,
+    penalties, temperature and filters make of them."""
+
+
+@torch.inference_mode()
+def sample(logits_BV: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+    """The next token of every row of fp32 logits. Changes neither logits nor states.
+
+    Temperature 0 takes the highest shaped logit, the lowest id on a tie. Otherwise the token is
+    the first id at which the running sum of the probabilities, in the order of ids, exceeds
+    the row's random number: a function of the row, its parameters, its seed and its position.
+    """
+    shaped_BV = _shaped(logits_BV, states)
+    best = shaped_BV.max(dim=-1)  # the first of equal maxima
+    token_ids = best.indices.tolist()
+    # The maximum is finite exactly when no logit is NaN or +inf and not all are -inf.
+    finite = best.values.isfinite().tolist()
+    drawn = [i for i, s in enumerate(states) if finite[i] and s.params.temperature > 0]
+    if drawn:
+        for i, token_id in zip(drawn, _draw(shaped_BV, best.values, drawn, states), strict=True):
+            token_ids[i] = token_id
+    return [
+        Sampled(token_ids[i], _logprob(logits_BV[i], token_ids[i], state.params.logprobs))
+        if finite[i]
+        else Sampled(None)
+        for i, state in enumerate(states)
+    ]
+
+
+def _shaped(logits_BV: Tensor, states: Sequence[SamplingState]) -> Tensor:
+    rows = [i for i, state in enumerate(states) if state.is_shaping]
+    if not rows:
+        return logits_BV
+    shaped_BV = logits_BV.clone()
+    for i in rows:
+        states[i].shape(shaped_BV[i])
+    return shaped_BV
+
+
+def _draw(
+    shaped_BV: Tensor, best_B: Tensor, rows: list[int], states: Sequence[SamplingState]
+) -> list[int]:
+    chosen = [states[i] for i in rows]
+    # fp32 cannot hold every positive double; at its ends the result is the limit already.
+    temperatures = [min(max(s.params.temperature, _FP32.tiny), _FP32.max) for s in chosen]
+    device = shaped_BV.device
+    if len(rows) < len(states):
+        shaped_BV, best_B = shaped_BV[rows], best_B[rows]
+    scaled_RV = (shaped_BV - best_B[:, None]) / torch.tensor(temperatures, device=device)[:, None]
+    for r, state in enumerate(chosen):
+        if is_filtering(state.params):
+            scaled_RV[r].masked_fill_(removed_tokens(scaled_RV[r], state.params), -torch.inf)
+    # In fp64 the sum of a large vocabulary loses no unlikely token.
+    sums_RV = scaled_RV.exp_().cumsum(dim=-1, dtype=torch.float64)
+    uniform_R = torch.tensor([s.uniform() for s in chosen], dtype=torch.float64, device=device)
+    target_R1 = (uniform_R * sums_RV[:, -1])[:, None]
+    return torch.searchsorted(sums_RV, target_R1, right=True)[:, 0].tolist()
+
+
+def _logprob(logits_V: Tensor, token_id: int, num_top: int | None) -> TokenLogprob | None:
+    if num_top is None:
+        return None
+    logprob_V = logits_V.log_softmax(dim=-1)
+    chosen = float(logprob_V[token_id])
+    if num_top == 0:
+        return TokenLogprob(token_id, chosen)
+    top_ids = likeliest(logprob_V, num_top)
+    return TokenLogprob(
+        token_id, chosen, tuple(zip(top_ids.tolist(), logprob_V[top_ids].tolist(), strict=True))
+    )

@@ -1,0 +1,97 @@
+"""Requests, and engines on the fake model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from perilune.core.types import EngineInfo, TokenEvent, TokenRequest
+from perilune.engine.client import AsyncEngine
+from perilune.engine.core import EngineCore
+from perilune.engine.fake_model import FakeCache, FakeModel
+
+EOS_ID = 7
+MAX_CONTEXT = 100
+
+
+@pytest.fixture
+def info() -> EngineInfo:
+    return EngineInfo(
+        model_id="fake", vocab_size=64, max_context=MAX_CONTEXT, eos_ids=frozenset({EOS_ID})
+    )
+
+
+class Gate:
+    """Lets the model make `after` calls and holds it in the next one until it is opened."""
+
+    def __init__(self, after: int) -> None:
+        self._left = after
+        self._reached = threading.Event()
+        self._open = threading.Event()
+
+    def __call__(self, caches: Sequence[FakeCache]) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self._reached.set()
+            assert self._open.wait(30)
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def wait_until_reached(self) -> None:
+        assert await asyncio.to_thread(self._reached.wait, 30)
+
+
+@dataclass
+class Served:
+    engine: AsyncEngine
+    core: EngineCore
+    model: FakeModel
+    gates: list[Gate] = field(default_factory=list)
+
+    def hold(self, after: int = 0) -> Gate:
+        self.gates.append(Gate(after))
+        self.model.on_call = self.gates[-1]
+        return self.gates[-1]
+
+    async def collect(self, request: TokenRequest) -> list[TokenEvent]:
+        return [event async for event in self.engine.generate(request)]
+
+    async def token_ids(self, request: TokenRequest) -> list[int | None]:
+        return [event.token_id for event in await self.collect(request)]
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def serve(info: EngineInfo) -> Serve:
+    @asynccontextmanager
+    async def serve(**limits: int) -> AsyncIterator[Served]:
+        model = FakeModel(info.vocab_size)
+        core = EngineCore(model, **limits)
+        engine = AsyncEngine(core, info)
+        served = Served(engine, core, model)
+        try:
+            yield served
+        finally:
+            for gate in served.gates:
+                gate.open()
+            await asyncio.wait_for(engine.close(), 30)
+
+    return serve
+
+
+@pytest.fixture
+def request_of() -> Callable[..., TokenRequest]:
+    def request_of(prompt_ids: list[int], max_tokens: int = 8, **fields: Any) -> TokenRequest:
+        fields = {"request_id": "r", "ignore_eos": True, **fields}
+        return TokenRequest(prompt_ids=tuple(prompt_ids), max_tokens=max_tokens, **fields)
+
+    return request_of

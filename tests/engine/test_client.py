@@ -1,0 +1,235 @@
+"""The asynchronous door, on the fake model: streams, aborts, faults, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from perilune.core.errors import OverloadedError
+from perilune.core.types import SamplingParams, TokenRequest
+from perilune.engine.errors import EngineClosedError
+from perilune.engine.fake_model import FakeCache
+
+RequestOf = Callable[..., TokenRequest]
+GREEDY = SamplingParams(temperature=0)
+PROMPTS = [[5, 9], [1], [2] * 30, [3, 1, 4, 1, 5], [60], [8, 8, 8], list(range(40)), [33, 2]]
+
+
+def test_eight_streams_get_what_each_gets_alone(serve, request_of: RequestOf) -> None:
+    async def run() -> None:
+        sampled = SamplingParams(temperature=0.9, top_p=0.95, seed=4, frequency_penalty=0.3)
+        requests = [
+            request_of(prompt, max_tokens=20, sampling=GREEDY if i % 2 else sampled)
+            for i, prompt in enumerate(PROMPTS)
+        ]
+        async with serve(max_running=5, prefill_budget=16) as served:
+            alone = [await served.token_ids(request) for request in requests]
+            together = await asyncio.gather(*map(served.token_ids, requests))
+            assert together == alone
+            assert alone[1] == served.model.continuation(PROMPTS[1], 20)
+            assert max(map(len, served.model.calls)) > 1, "nothing was batched"
+            stats = served.engine.stats()
+        assert (stats.num_running, stats.num_waiting, stats.cache_bytes) == (0, 0, 0)
+        assert stats.generated_tokens_total == 2 * 8 * 20
+        assert stats.prompt_tokens_total == 2 * sum(map(len, PROMPTS))
+
+    asyncio.run(run())
+
+
+def test_a_seed_gives_the_same_tokens_in_every_company(serve, request_of: RequestOf) -> None:
+    async def run() -> None:
+        seeded = request_of([7, 7], max_tokens=30, sampling=SamplingParams(seed=123))
+        others = [request_of([i], max_tokens=3 + 5 * i) for i in range(1, 6)]
+        async with serve() as served:
+            alone = await served.token_ids(seeded)
+            for company in (others[:1], others[1:4], others):
+                tasks = map(served.token_ids, [*company, seeded, *company])
+                assert (await asyncio.gather(*tasks))[len(company)] == alone
+            other_seed = request_of([7, 7], max_tokens=30, sampling=SamplingParams(seed=124))
+            assert await served.token_ids(other_seed) != alone
+
+    asyncio.run(run())
+
+
+def test_the_last_event_says_why(serve, request_of: RequestOf, info) -> None:
+    async def run() -> None:
+        [eos_id] = info.eos_ids
+        to_eos = SamplingParams(temperature=0, logit_bias={eos_id: 100.0})
+        async with serve() as served:
+            [event] = await served.collect(request_of([1], sampling=to_eos, ignore_eos=False))
+            assert (event.token_id, event.finish_reason) == (eos_id, "stop")
+            events = await served.collect(request_of([1], 3, sampling=to_eos))
+            assert [e.finish_reason for e in events] == [None, None, "length"]
+            second = served.model.continuation([1], 2)[1]
+            stopped = request_of([1], sampling=GREEDY, stop_ids=frozenset({second}))
+            assert [e.finish_reason for e in await served.collect(stopped)] == [None, "stop"]
+            long = request_of([1] * (info.max_context - 2), 50, sampling=GREEDY)
+            assert [e.finish_reason for e in await served.collect(long)] == [None, "length"]
+
+    asyncio.run(run())
+
+
+def test_logprobs_come_with_every_token(serve, request_of: RequestOf) -> None:
+    async def run() -> None:
+        async with serve() as served:
+            events = await served.collect(
+                request_of([4], 5, sampling=SamplingParams(temperature=0, logprobs=2))
+            )
+            for event in events:
+                assert event.logprob.token_id == event.token_id == event.logprob.top[0][0]
+                assert len(event.logprob.top) == 2
+            [plain] = await served.collect(request_of([4], 1, sampling=GREEDY))
+            assert plain.logprob is None
+
+    asyncio.run(run())
+
+
+def test_closing_an_iterator_frees_its_sequence_while_the_model_runs(
+    serve, request_of: RequestOf
+) -> None:
+    async def run() -> None:
+        async with serve(max_running=1) as served:
+            gate = served.hold(after=1)
+            events = served.engine.generate(request_of([1], max_tokens=90))
+            await anext(events)
+            await gate.wait_until_reached()
+            [sequence] = served.core.scheduler.running
+            cache = weakref.ref(sequence.cache)
+            await events.aclose()
+            stats = served.engine.stats()
+            assert (stats.num_running, stats.cache_bytes) == (0, 0)
+            assert (sequence.finish_reason, sequence.cache) == ("abort", None)
+            # The freed place serves at once; the step in flight leaves no trace.
+            gate.open()
+            expected = served.model.continuation([2], 4)
+            assert await served.token_ids(request_of([2], 4, sampling=GREEDY)) == expected
+            gc.collect()
+            assert cache() is None
+
+    asyncio.run(run())
+
+
+def test_cancelling_a_task_frees_its_sequence(serve, request_of: RequestOf) -> None:
+    async def run() -> None:
+        async with serve(max_running=1) as served:
+            gate = served.hold()
+            tasks = [
+                asyncio.create_task(served.token_ids(request_of([i], max_tokens=9)))
+                for i in range(3)
+            ]
+            await gate.wait_until_reached()
+            assert served.engine.stats().num_waiting == 2
+            for task in tasks[:2]:
+                task.cancel()
+            await asyncio.wait(tasks[:2])
+            stats = served.engine.stats()
+            assert (stats.num_running, stats.num_waiting) == (1, 0)
+            gate.open()
+            assert len(await tasks[2]) == 9
+
+    asyncio.run(run())
+
+
+def test_a_full_queue_refuses_and_recovers(serve, request_of: RequestOf) -> None:
+    async def run() -> None:
+        async with serve(max_running=2, max_waiting=1) as served:
+            gate = served.hold()
+            tasks = [asyncio.create_task(served.token_ids(request_of([i]))) for i in range(3)]
+            await gate.wait_until_reached()
+            with pytest.raises(OverloadedError, match="2 places are taken and 1 requests") as full:
+                await served.collect(request_of([4]))
+            assert full.value.retry_after_s > 0
+            gate.open()
+            assert [len(ids) for ids in await asyncio.gather(*tasks)] == [8, 8, 8]
+            assert len(await served.collect(request_of([4]))) == 8
+
+    asyncio.run(run())
+
+
+def test_a_model_that_raises_ends_every_open_request_and_the_engine_goes_on(
+    serve, request_of: RequestOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with serve(max_running=2) as served:
+
+            def break_down(caches: Sequence[FakeCache]) -> None:
+                if any(cache.length >= 5 for cache in caches):
+                    raise ValueError("broken on purpose")
+
+            served.model.on_call = break_down
+            tasks = [served.collect(request_of([i], max_tokens=20)) for i in range(4)]
+            for events in await asyncio.gather(*tasks):
+                assert events[-1].finish_reason == "error"
+                assert events[-1].token_id is None
+                assert events[-1].error is not None
+                assert all(event.error is None for event in events[:-1])
+            served.core.scheduler.check()
+            assert served.engine.stats().cache_bytes == 0
+            served.model.on_call = lambda caches: None
+            assert len(await served.collect(request_of([1], max_tokens=20))) == 20
+
+    with caplog.at_level(logging.ERROR, logger="perilune.engine"):
+        asyncio.run(run())
+    assert "broken on purpose" in caplog.text
+
+
+def test_logits_that_are_not_finite_end_only_their_sequence(serve, request_of: RequestOf) -> None:
+    async def run() -> None:
+        async with serve() as served:
+            clean = served.model.logits
+            served.model.logits = lambda ids: clean(ids) * (float("nan") if ids[0] == 13 else 1)
+            bad, good = await asyncio.gather(
+                served.collect(request_of([13])), served.collect(request_of([14]))
+            )
+            assert [(e.finish_reason, e.token_id) for e in bad] == [("error", None)]
+            assert "not finite" in bad[0].error
+            assert len(good) == 8
+
+    asyncio.run(run())
+
+
+def test_close_ends_open_requests_with_an_error(serve, request_of: RequestOf) -> None:
+    async def run() -> None:
+        async with serve(max_running=2) as served:
+            gate = served.hold()
+            tasks = [asyncio.create_task(served.collect(request_of([i]))) for i in range(4)]
+            await gate.wait_until_reached()
+            closing = asyncio.create_task(served.engine.close())
+            # The answers do not wait for the step that is still running.
+            for events in await asyncio.gather(*tasks):
+                assert [e.finish_reason for e in events] == ["error"]
+                assert "shutting down" in events[0].error
+            assert served.engine.stats().cache_bytes == 0
+            gate.open()
+            await closing
+            with pytest.raises(EngineClosedError):
+                await served.collect(request_of([1]))
+            assert EngineClosedError.status == 503
+
+    asyncio.run(run())
+
+
+def test_an_event_loop_that_dies_leaves_nothing_open(serve, request_of: RequestOf) -> None:
+    async def run() -> None:
+        async with serve() as served:
+            gate = served.hold(after=1)
+            events = served.engine.generate(request_of([1], max_tokens=90))
+            other_loop = asyncio.new_event_loop()
+
+            def first_event_only() -> None:
+                other_loop.run_until_complete(anext(events))
+                other_loop.close()
+
+            await asyncio.to_thread(first_event_only)
+            await gate.wait_until_reached()
+            [sequence] = served.core.scheduler.running
+            gate.open()
+            assert len(await served.collect(request_of([2], max_tokens=90))) == 90
+            assert sequence.finish_reason == "abort"
+
+    asyncio.run(run())

@@ -1,0 +1,148 @@
+"""The step loop against a model of it in plain lists, driven by hypothesis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from perilune.core.errors import OverloadedError
+from perilune.core.types import EngineInfo, SamplingParams, TokenEvent, TokenRequest
+from perilune.engine.admission import admit
+from perilune.engine.core import EngineCore
+from perilune.engine.fake_model import FakeCache, FakeModel
+from perilune.engine.sequence import TokenSequence
+
+MAX_RUNNING, MAX_WAITING, BUDGET = 3, 2, 8
+INFO = EngineInfo(model_id="fake", vocab_size=16, max_context=40, eos_ids=frozenset({3}))
+
+
+@dataclass(eq=False)
+class Expected:
+    """One open sequence, as the machine sees it."""
+
+    sequence: TokenSequence
+    prompt: list[int]
+    limit: int
+    num_fed: int = 0
+    out: list[int] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        return len(self.prompt) + len(self.out) - self.num_fed
+
+
+class StepMachine(RuleBasedStateMachine):
+    sequences = Bundle("sequences")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = FakeModel(INFO.vocab_size)
+        self.core = EngineCore(
+            self.model, max_running=MAX_RUNNING, max_waiting=MAX_WAITING, prefill_budget=BUDGET
+        )
+        self.running: list[Expected] = []
+        self.waiting: list[Expected] = []
+        self.ended_caches: list[tuple[FakeCache, int]] = []
+
+    @rule(
+        target=sequences,
+        prompt=st.lists(st.integers(0, 15), min_size=1, max_size=30),
+        max_tokens=st.integers(1, 30),
+    )
+    def add(self, prompt: list[int], max_tokens: int) -> object:
+        request = TokenRequest(
+            request_id="r",
+            prompt_ids=tuple(prompt),
+            max_tokens=max_tokens,
+            sampling=SamplingParams(temperature=0),
+        )
+        sequence = admit(request, INFO)
+        if len(self.waiting) == MAX_WAITING:
+            with pytest.raises(OverloadedError):
+                self.core.add(sequence)
+            return multiple()
+        self.core.add(sequence)
+        self.waiting.append(Expected(sequence, prompt, min(max_tokens, 40 - len(prompt))))
+        self._promote()
+        return sequence
+
+    @rule(sequence=consumes(sequences))
+    def abort(self, sequence: TokenSequence) -> None:
+        cache = sequence.cache
+        self.core.abort(sequence)
+        if isinstance(cache, FakeCache):
+            self.ended_caches.append((cache, cache.length))
+        assert sequence.cache is None
+        self._leave(sequence)
+
+    @rule()
+    def step(self) -> None:
+        before = {id(e): e.num_fed for e in self.running}
+        num_calls = len(self.model.calls)
+        emitted = {id(item.sequence): item.event for item in self.core.step()}
+        assert len(self.model.calls) - num_calls <= 2
+        self._expect_shares(before)
+        for expected in list(self.running):
+            self._expect_token(expected, emitted.pop(id(expected.sequence), None))
+        assert not emitted
+
+    def _expect_shares(self, before: dict[int, int]) -> None:
+        """Decoding sequences advance by one; prompts share the budget and the oldest has half."""
+        prefilling = [e for e in self.running if not e.out]
+        for e in self.running:
+            # A sequence that ended in this step has fed all that was left.
+            fed = e.left if e.sequence.finish_reason else e.sequence.num_computed - e.num_fed
+            assert fed == 1 or not e.out
+            e.num_fed += fed
+        fed_by = [e.num_fed - before[id(e)] for e in prefilling]
+        lengths = [len(e.prompt) - before[id(e)] for e in prefilling]
+        assert sum(fed_by) == min(BUDGET, sum(lengths))
+        if prefilling:
+            assert fed_by[0] >= min(BUDGET // 2, lengths[0])
+
+    def _expect_token(self, expected: Expected, event: TokenEvent | None) -> None:
+        if expected.left:
+            assert event is None
+            return
+        token = self.model.continuation(expected.prompt + expected.out, 1)[0]
+        expected.out.append(token)
+        reason = "stop" if token == 3 else "length" if len(expected.out) == expected.limit else None
+        assert event is not None
+        assert (event.token_id, event.finish_reason) == (token, reason)
+        if reason:
+            assert expected.sequence.cache is None
+            self._leave(expected.sequence)
+
+    def _leave(self, sequence: TokenSequence) -> None:
+        self.running = [e for e in self.running if e.sequence is not sequence]
+        self.waiting = [e for e in self.waiting if e.sequence is not sequence]
+        self._promote()
+
+    def _promote(self) -> None:
+        while self.waiting and len(self.running) < MAX_RUNNING:
+            self.running.append(self.waiting.pop(0))
+
+    @invariant()
+    def scheduler_agrees(self) -> None:
+        scheduler = self.core.scheduler
+        scheduler.check()
+        assert list(scheduler.running) == [e.sequence for e in self.running]
+        assert list(scheduler.waiting) == [e.sequence for e in self.waiting]
+
+    @invariant()
+    def every_token_is_fed_once_and_in_order(self) -> None:
+        for e in self.running:
+            fed = e.sequence.cache.ids if isinstance(e.sequence.cache, FakeCache) else []
+            assert fed == (e.prompt + e.out)[: e.num_fed]
+
+    @invariant()
+    def nothing_is_fed_after_the_end(self) -> None:
+        assert all(cache.length == length for cache, length in self.ended_caches)
+
+
+TestStepMachine = StepMachine.TestCase
+TestStepMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -22,6 +22,7 @@ from perilune.gateway.app import Gateway
 STOP_TIMEOUT_S = 5.0
 """How long open connections may hold up the end, after `Gateway.drain`."""
 
+MAX_PORT = 65535
 _BACKLOG = 1024
 _SPARE_FILES = 128
 _CONNECT_INTERVAL_S = 0.005
@@ -71,6 +72,8 @@ async def listening(gateway: Gateway, host: str, port: int) -> AsyncIterator[Add
 
 async def _free_address(host: str, port: int) -> Address:
     """Tries the port first: the server binds with SO_REUSEPORT and would share a taken one."""
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"port {port} is outside 0..{MAX_PORT}")
     try:
         infos = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -80,10 +83,8 @@ async def _free_address(host: str, port: int) -> Address:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(target)
             return Address(*probe.getsockname()[:2])
-    except socket.gaierror as error:
-        raise ConfigError(f"unknown host {host!r}: {error.strerror}") from None
-    except OverflowError:
-        raise ConfigError(f"port {port} is outside 0..65535") from None
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"unknown host {host!r}: {error}") from None
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
         reason = "it is in use; choose another with --port" if in_use else error.strerror

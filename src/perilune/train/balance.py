@@ -46,13 +46,13 @@ class QuantileBalancer(nn.Module):
         self.loads_E.scatter_add_(0, chosen, torch.ones_like(chosen))
 
     @torch.no_grad()
-    def update(self, bias_E: Tensor) -> float:
+    def update(self, bias_E: Tensor) -> Tensor:
         """Writes the next bias into `bias_E`, clears the counts and returns MaxVio of the step.
 
         MaxVio is the largest load over the mean load, minus one.
         """
         loads = self.loads_E.double()
-        max_violation = float(loads.max() / loads.mean() - 1)
+        max_violation = loads.max() / loads.mean() - 1
         bias_E.copy_(quantile_bias(self.counts_EB, bias_E, self.num_active))
         self.counts_EB.zero_()
         self.loads_E.zero_()

@@ -42,7 +42,7 @@ def save_state(
 def load_state(
     directory: Path, model: Transformer, optimizers: list[torch.optim.Optimizer]
 ) -> dict[str, Any]:
-    """Restores what `save_state` wrote and returns its `progress`.
+    """Restores what `save_state` wrote and returns its `progress`; no optimisers: weights only.
 
     Raises:
         CheckpointError: no such file, or tensors that do not fit the model.
@@ -57,6 +57,8 @@ def load_state(
             kind, _, rest = key.partition(".")
             if kind == "model":
                 weights[rest] = file.get_tensor(key)
+                continue
+            if not optimizers:
                 continue
             index, number, name = rest.split(".", 2)
             states[int(index)].setdefault(int(number), {})[name] = file.get_tensor(key)

@@ -7,8 +7,10 @@ A run folder holds `metrics.jsonl` (a line a logged step), `train_state.safetens
 from __future__ import annotations
 
 import json
+import queue
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,18 @@ from perilune.model.model import Transformer
 from perilune.model.mxfp4 import fake_quantize
 from perilune.train.checkpoint import load_state, save_state
 from perilune.train.config import TrainConfig
-from perilune.train.data import PackedLoader, ValidationSet
-from perilune.train.evaluate import evaluate
+from perilune.train.data import PackedLoader
+from perilune.train.evaluate import evaluate, held_out_sets
 from perilune.train.optim import build_optimizers
-from perilune.train.step import Batch, Stepper, attach_balancers, batch_loss, moe_layers
+from perilune.train.shards import load_shard
+from perilune.train.step import (
+    Batch,
+    Stepper,
+    StepResult,
+    attach_balancers,
+    batch_loss,
+    moe_layers,
+)
 
 
 class QuantiseFrom:
@@ -59,13 +69,7 @@ def train(config: TrainConfig, resume: bool = False) -> Path:
     for layer in moe_layers(model):
         layer.quantize = quantise
     optimizers = build_optimizers(model, config.optim)
-    loader = PackedLoader(
-        config.data_dir,
-        mixture=config.mixture,
-        row_len=config.row_len,
-        rows=config.rows,
-        seed=config.seed,
-    )
+    loader = open_loader(config)
     loss_fn = torch.compile(batch_loss, dynamic=False) if config.compile else batch_loss
     stepper = Stepper(model, optimizers, config.optim, config.steps, loss_fn)
     first = 0
@@ -74,16 +78,18 @@ def train(config: TrainConfig, resume: bool = False) -> Path:
         loader.load_state_dict(progress["loader"])
         first = progress["step"]
     log = RunLog(out, config, first)
+    batches = ahead(loader)
     for step in range(first, config.steps):
         if step >= config.qat_from * config.steps:
             quantise.switch_on()
-        result = stepper(step, to_batch(loader.next_batch(), config.device))
+        arrays, cursor = next(batches)
+        result = stepper(step, to_batch(arrays, config.device))
         done = step + 1
-        log.step(done, result._asdict())
+        log.step(done, result)
         if done % config.eval_every == 0 or done == config.steps:
-            log.record(done, validation(model, config, loss_fn))
+            log.record(done, validation(model, config))
         if done % config.save_every == 0 or done == config.steps:
-            save_state(out, model, optimizers, {"step": done, "loader": loader.state_dict()})
+            save_state(out, model, optimizers, {"step": done, "loader": cursor})
     log.close()
     return out
 
@@ -96,6 +102,34 @@ def build_model(config: TrainConfig) -> Transformer:
     model.model.compute_dtype = getattr(torch, config.compute_dtype)
     attach_balancers(model)
     return model
+
+
+def open_loader(config: TrainConfig) -> PackedLoader:
+    """The recipe's mixture, from its shards, at the start of its first epoch."""
+    folder = Path(config.data_dir)
+    shards = {kind: load_shard(folder, f"train_{kind}") for kind in config.mixture}
+    pad_id = parse_config(config.model).pad_token_id or 0
+    return PackedLoader(
+        shards,
+        config.mixture,
+        batch_rows=config.rows,
+        row_len=config.row_len,
+        pad_id=pad_id,
+        seed=config.seed,
+    )
+
+
+def ahead(loader: PackedLoader) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Batches, each with the cursor that follows it, packed in a thread while the step runs."""
+    ready: queue.Queue[tuple[Any, dict[str, Any]]] = queue.Queue(maxsize=4)
+
+    def pack() -> None:
+        for batch in loader:
+            ready.put((batch, loader.state_dict()))
+
+    threading.Thread(target=pack, daemon=True).start()
+    while True:
+        yield ready.get()
 
 
 def trained_model(config: TrainConfig) -> Transformer:
@@ -112,16 +146,14 @@ def to_batch(arrays: tuple[Any, Any, Any], device: str) -> Batch:
     return Batch(*(p.to(device, non_blocking=True) for p in parts))
 
 
-def validation(
-    model: Transformer, config: TrainConfig, loss_fn: Callable[..., Tensor]
-) -> dict[str, float]:
-    """Bits per byte of each kind of held-out text."""
+def validation(model: Transformer, config: TrainConfig) -> dict[str, float]:
+    """Bits per byte of each kind of held-out text. Not compiled: it runs too rarely to pay."""
     scores = {}
-    held_out = ValidationSet(config.data_dir, row_len=config.row_len, rows=config.rows)
-    for kind in held_out.kinds:
-        batches: Iterator[Batch] = (to_batch(b, config.device) for b in held_out.batches(kind))
-        score = evaluate(model, batches, loss_fn)
-        scores[f"bpb/{kind}"] = score.bits_per_byte(held_out.text_bytes(kind))
+    pad_id = model.config.pad_token_id or 0
+    for held_out in held_out_sets(Path(config.data_dir), config.row_len, config.rows, pad_id):
+        batches = (to_batch(b, config.device) for b in held_out.batches)
+        score = evaluate(model, batches, batch_loss)
+        scores[f"bpb/{held_out.kind}"] = score.bits_per_byte(held_out.text_bytes)
     return scores
 
 
@@ -134,10 +166,11 @@ class RunLog:
         self.bar = tqdm(total=config.steps, initial=first, unit="step", desc=config.name)
         self.started, self.since = time.monotonic(), first
 
-    def step(self, step: int, values: dict[str, float]) -> None:
+    def step(self, step: int, result: StepResult) -> None:
         self.bar.update()
         if step % self.config.log_every and step != self.config.steps:
             return
+        values = {name: float(value) for name, value in result._asdict().items()}
         seconds = time.monotonic() - self.started
         tokens = (step - self.since) * self.config.rows * self.config.row_len
         self.bar.set_postfix(loss=f"{values['loss']:.3f}")
@@ -150,5 +183,3 @@ class RunLog:
     def close(self) -> None:
         self.bar.close()
         self.file.close()
-
-

@@ -26,10 +26,12 @@ class Batch(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    loss: float
-    grad_norm: float
+    """Scalars that stay on the device until somebody reads them."""
+
+    loss: Tensor
+    grad_norm: Tensor
     lr: float
-    max_violation: float
+    max_violation: Tensor
     """Largest MaxVio over the layers."""
 
 
@@ -84,14 +86,14 @@ class Stepper:
                 group["lr"] = lr
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss.item(), norm.item(), lr, self._balance())
+        return StepResult(loss.detach(), norm, lr, self._balance(loss))
 
-    def _balance(self) -> float:
-        worst = 0.0
+    def _balance(self, loss: Tensor) -> Tensor:
+        worst = [loss.new_zeros((), dtype=torch.float64)]
         for layer in moe_layers(self.model):
             if isinstance(layer.observe, QuantileBalancer):
-                worst = max(worst, layer.observe.update(layer.gate.e_score_correction_bias))
-        return worst
+                worst.append(layer.observe.update(layer.gate.e_score_correction_bias))
+        return torch.stack(worst).max()
 
     def _first_non_finite(self) -> str:
         for name, p in self.model.named_parameters():

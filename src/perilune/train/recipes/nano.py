@@ -1,0 +1,47 @@
+"""The bundled model: minutes on one GPU; and the same code at toy size for a CPU."""
+
+from __future__ import annotations
+
+from perilune.model.presets import nano as nano_model
+from perilune.model.presets import tiny_k3
+from perilune.train.config import OptimConfig, TrainConfig
+
+MIXTURE = {"chat": 0.45, "code": 0.24, "prose": 0.15, "synthetic": 0.16}
+
+
+def nano() -> TrainConfig:
+    """About 20 minutes on one H200."""
+    return TrainConfig(
+        name="nano",
+        model=nano_model(),
+        data_dir="data/nano",
+        mixture=MIXTURE,
+        out_dir="runs/nano",
+        steps=4800,
+        rows=128,
+        row_len=1024,
+        qat_from=0.6,
+        device="cuda",
+        compute_dtype="bfloat16",
+        compile=True,
+        eval_every=800,
+        save_every=800,
+        optim=OptimConfig(peak_lr=3e-3),
+    )
+
+
+def nano_toy() -> TrainConfig:
+    """Seconds on a CPU: every moving part of `nano`, none of its size."""
+    return TrainConfig(
+        name="nano-toy",
+        model=tiny_k3(vocab_size=6144, mxfp4=True),
+        data_dir="data/nano",
+        mixture=MIXTURE,
+        out_dir="runs/nano-toy",
+        steps=20,
+        rows=4,
+        row_len=128,
+        eval_every=10,
+        save_every=10,
+        log_every=1,
+    )

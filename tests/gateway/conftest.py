@@ -18,7 +18,7 @@ from perilune.core.types import Finish, Message, TextDelta, TextPart, ToolCall, 
 from perilune.gateway.app import Gateway
 from perilune.gateway.backends.local import LocalModel
 from perilune.gateway.router import Route, Router
-from perilune.gateway.server import Address, listening
+from perilune.gateway.server import Address, free_address, listening
 from perilune.telemetry.metrics import ServerMetrics
 from perilune.text.tiktoken_ranks import byte_level
 from perilune.text.xtml_format import XtmlFormat
@@ -90,7 +90,8 @@ def _served() -> Iterator[Served]:
         metrics.watch_engine(local.model_id, engine.stats)
         router = Router([Route(model=local, max_context=local.max_context), Route(model=scripted)])
         gateway = Gateway(router, metrics, ping_interval_s=PING_INTERVAL_S)
-        async with listening(gateway, "127.0.0.1", 0) as address:
+        address = free_address("127.0.0.1", 0)
+        async with listening(gateway, address):
             loop = asyncio.get_running_loop()
             started.set_result(Served(address, engine, scripted, loop))
             await stop.wait()

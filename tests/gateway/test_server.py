@@ -13,7 +13,7 @@ from perilune.core.fakes import FakeEngine
 from perilune.gateway.app import Gateway
 from perilune.gateway.backends.local import LocalModel
 from perilune.gateway.router import Route, Router
-from perilune.gateway.server import Address, listening
+from perilune.gateway.server import Address, free_address, listening
 from perilune.telemetry.metrics import ServerMetrics
 from perilune.text.tiktoken_ranks import byte_level
 from perilune.text.xtml_format import XtmlFormat
@@ -25,7 +25,8 @@ def gateway_of(engine: FakeEngine) -> Gateway:
 
 
 async def start(gateway: Gateway, host: str = "127.0.0.1", port: int = 0) -> Address:
-    async with listening(gateway, host, port) as address:
+    address = free_address(host, port)
+    async with listening(gateway, address):
         return address
 
 
@@ -48,13 +49,16 @@ def test_a_free_port_is_found(host):
 
 
 def test_the_url_of_an_address():
+    assert Address("0.0.0.0", 80).reachable_url == "http://localhost:80"
+    assert Address("127.0.0.2", 80).reachable_url == "http://127.0.0.2:80"
     assert Address("127.0.0.1", 80).url == "http://127.0.0.1:80"
     assert Address("::1", 80).url == "http://[::1]:80"
 
 
 def test_a_port_in_use_is_refused():
     async def start_twice() -> None:
-        async with listening(gateway_of(FakeEngine()), "127.0.0.1", 0) as address:
+        address = free_address("127.0.0.1", 0)
+        async with listening(gateway_of(FakeEngine()), address):
             with pytest.raises(ConfigError, match=f"port {address.port} .*in use"):
                 await start(gateway_of(FakeEngine()), port=address.port)
             assert "200" in await ask(address, "/health")
@@ -95,7 +99,8 @@ def test_draining_finishes_what_runs_and_refuses_what_comes():
     async def drain() -> None:
         engine = FakeEngine()
         gateway = gateway_of(engine)
-        async with listening(gateway, "127.0.0.1", 0) as address:
+        address = free_address("127.0.0.1", 0)
+        async with listening(gateway, address):
             engine.pause()
             body = {"model": "fake", "prompt": "hello"}
             running = asyncio.create_task(ask(address, "/v1/completions", body))
@@ -119,7 +124,8 @@ def test_a_request_that_outlasts_the_grace_ends_with_an_error(stream):
     async def close() -> str:
         engine = FakeEngine()
         gateway = gateway_of(engine)
-        async with listening(gateway, "127.0.0.1", 0) as address:
+        address = free_address("127.0.0.1", 0)
+        async with listening(gateway, address):
             engine.pause()
             body = {"model": "fake", "prompt": "hello", "stream": stream}
             running = asyncio.create_task(ask(address, "/v1/completions", body))
@@ -134,7 +140,7 @@ def test_a_request_that_outlasts_the_grace_ends_with_an_error(stream):
 def test_draining_an_idle_server_takes_no_time():
     async def drain() -> None:
         gateway = gateway_of(FakeEngine())
-        async with listening(gateway, "127.0.0.1", 0):
+        async with listening(gateway, free_address("127.0.0.1", 0)):
             await asyncio.wait_for(gateway.drain(grace_s=1000), timeout=10)
 
     asyncio.run(drain())

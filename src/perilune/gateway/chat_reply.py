@@ -17,6 +17,7 @@ from perilune.core.types import (
     ToolCallDelta,
 )
 from perilune.gateway.answer_head import AnswerHead, Numbered
+from perilune.gateway.fanout import closing
 from perilune.gateway.openai import ChatCall
 from perilune.gateway.response_types import (
     AssistantMessage,
@@ -41,14 +42,15 @@ async def chat_chunks(
     usage = UsageSum(choices_per_prompt=len(call.requests))
     no_usage = None if call.delivery.include_usage else UNSET
     opened: set[int] = set()
-    async for index, event in events:
-        if index not in opened:
-            opened.add(index)
-            opening = ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
-            yield _encode(head.answer("chat.completion.chunk", [opening], no_usage))
-        if isinstance(event, Finish):
-            usage.add(index, event.usage)
-        yield _encode(head.answer("chat.completion.chunk", [_chunk(index, event)], no_usage))
+    async with closing(events):
+        async for index, event in events:
+            if index not in opened:
+                opened.add(index)
+                opening = ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
+                yield _encode(head.answer("chat.completion.chunk", [opening], no_usage))
+            if isinstance(event, Finish):
+                usage.add(index, event.usage)
+            yield _encode(head.answer("chat.completion.chunk", [_chunk(index, event)], no_usage))
     if call.delivery.include_usage:
         yield _encode(head.answer("chat.completion.chunk", [], usage.body()))
 

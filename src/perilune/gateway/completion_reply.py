@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from perilune.core.types import Finish, TextDelta, TextLogprob
 from perilune.gateway.answer_head import AnswerHead, Numbered
+from perilune.gateway.fanout import closing
 from perilune.gateway.openai import CompletionCall
 from perilune.gateway.response_types import CompletionChoice, CompletionLogprobs
 from perilune.gateway.usage_sum import UsageSum
@@ -24,16 +25,17 @@ async def completion_chunks(
     usage = UsageSum(choices_per_prompt=call.num_choices)
     no_usage = None if call.delivery.include_usage else UNSET
     choices = [_Choice() for _ in call.requests]
-    async for index, event in events:
-        match event:
-            case TextDelta():
-                choice = choices[index].chunk(index, event)
-            case Finish():
-                usage.add(index, event.usage)
-                choice = CompletionChoice(index=index, text="", finish_reason=event.reason)
-            case _:
-                continue
-        yield _encode(head.answer("text_completion", [choice], no_usage))
+    async with closing(events):
+        async for index, event in events:
+            match event:
+                case TextDelta():
+                    choice = choices[index].chunk(index, event)
+                case Finish():
+                    usage.add(index, event.usage)
+                    choice = CompletionChoice(index=index, text="", finish_reason=event.reason)
+                case _:
+                    continue
+            yield _encode(head.answer("text_completion", [choice], no_usage))
     if call.delivery.include_usage:
         yield _encode(head.answer("text_completion", [], usage.body()))
 

@@ -37,20 +37,48 @@ class Address(NamedTuple):
     def url(self) -> str:
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self}"
 
+    @property
+    def reachable_url(self) -> str:
+        """As `url`, with a name for the addresses that mean every interface."""
+        is_any = self.host in ("0.0.0.0", "::")
+        return f"http://localhost:{self.port}" if is_any else self.url
+
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
 
-@asynccontextmanager
-async def listening(gateway: Gateway, host: str, port: int) -> AsyncIterator[Address]:
-    """Serves `gateway`; yields the address once it answers, and stops at the end of the block.
+def free_address(host: str, port: int) -> Address:
+    """A numeric address to listen on; port 0 becomes a free one.
 
-    Port 0 takes a free one.
+    Binds once to find out: the server itself binds with SO_REUSEPORT and would share a taken port.
 
     Raises:
         ConfigError: the host is unknown, or the port is in use or not allowed.
     """
-    address = await _free_address(host, port)
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"port {port} is outside 0..{MAX_PORT}")
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, target = infos[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+            return Address(*probe.getsockname()[:2])
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"unknown host {host!r}: {error}") from None
+    except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "it is in use; choose another with --port" if in_use else error.strerror
+        raise ConfigError(f"cannot listen on port {port} of {host}: {reason}") from None
+
+
+@asynccontextmanager
+async def listening(gateway: Gateway, address: Address) -> AsyncIterator[None]:
+    """Serves `gateway`: from the start of the block, where it can be reached, to the end.
+
+    Raises:
+        ConfigError: the server could not start.
+    """
     server = Server(
         gateway,
         address=address.host,
@@ -64,31 +92,10 @@ async def listening(gateway: Gateway, host: str, port: int) -> AsyncIterator[Add
     serving = asyncio.create_task(server.serve())
     try:
         await _until_connectable(address, serving)
-        yield address
+        yield
     finally:
         server.stop()
         await asyncio.wait({serving}, timeout=STOP_TIMEOUT_S)
-
-
-async def _free_address(host: str, port: int) -> Address:
-    """Tries the port first: the server binds with SO_REUSEPORT and would share a taken one."""
-    if not 0 <= port <= MAX_PORT:
-        raise ConfigError(f"port {port} is outside 0..{MAX_PORT}")
-    try:
-        infos = await asyncio.get_running_loop().getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, kind, proto, _, target = infos[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(target)
-            return Address(*probe.getsockname()[:2])
-    except (socket.gaierror, UnicodeError) as error:
-        raise ConfigError(f"unknown host {host!r}: {error}") from None
-    except OSError as error:
-        in_use = error.errno == errno.EADDRINUSE
-        reason = "it is in use; choose another with --port" if in_use else error.strerror
-        raise ConfigError(f"cannot listen on port {port} of {host}: {reason}") from None
 
 
 def _max_connections() -> int:

@@ -1,0 +1,77 @@
+"""A checkpoint directory as a running model: the engine and the text room wired together."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+import perilune
+from perilune.core.errors import ConfigError
+from perilune.core.protocols import Engine
+from perilune.gateway.backends.local import LocalModel
+
+MAX_RUNNING = 32
+
+
+class OpenModel(NamedTuple):
+    model: LocalModel
+    engine: Engine
+    """To be closed by whoever opened it."""
+
+
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    """`--model` and `--threads`, for commands that take something else as their argument."""
+    parser.add_argument(
+        "--model",
+        dest="model_dir",
+        metavar="DIR",
+        help="checkpoint directory (default: the bundled nano)",
+    )
+    add_threads_option(parser)
+
+
+def add_threads_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="torch threads of the engine (default: PERILUNE_THREADS, else torch's choice)",
+    )
+
+
+def positive_int(text: str) -> int:
+    """For argparse, which words the error with the function's name."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def open_model(
+    model_dir: str | None, *, threads: int | None, max_running: int = MAX_RUNNING
+) -> OpenModel:
+    """Loads the checkpoint in `model_dir`, by default the bundled one, and starts its engine.
+
+    Raises:
+        ConfigError: there is no such directory.
+        CheckpointError, UnsupportedError: it holds no checkpoint that can be served.
+    """
+    directory = bundled_dir() if model_dir is None else Path(model_dir)
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is not a directory")
+    from perilune.engine.client import open_engine  # torch: not for --help
+    from perilune.text.load import load_chat_format
+
+    chat_format = load_chat_format(directory)
+    engine = open_engine(str(directory), max_running=max_running, threads=threads)
+    return OpenModel(LocalModel(engine, chat_format), engine)
+
+
+def bundled_dir() -> Path:
+    """`models/nano`, of the checkout or of the installed package."""
+    package = Path(perilune.__file__).parent
+    for directory in (package.parents[1] / "models" / "nano", package / "models" / "nano"):
+        if (directory / "config.json").is_file():
+            return directory
+    raise ConfigError("the bundled models/nano is not here; name a checkpoint directory")

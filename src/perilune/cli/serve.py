@@ -1,0 +1,100 @@
+"""`perilune serve`: one model behind the HTTP front, in one process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+
+import uvloop
+
+from perilune.cli.local_model import (
+    MAX_RUNNING,
+    OpenModel,
+    add_threads_option,
+    open_model,
+    positive_int,
+)
+from perilune.gateway.app import Gateway
+from perilune.gateway.router import Route, Router
+from perilune.gateway.server import Address, free_address, listening
+from perilune.telemetry.metrics import ServerMetrics
+
+GRACE_S = 10.0
+"""How long requests under way may go on after the first signal."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model_dir",
+        nargs="?",
+        metavar="MODEL_DIR",
+        help="checkpoint directory (default: the bundled nano)",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (%(default)s)")
+    parser.add_argument(
+        "--max-running",
+        type=positive_int,
+        default=MAX_RUNNING,
+        metavar="N",
+        help="sequences that are decoded together (%(default)s)",
+    )
+    add_threads_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.WARNING, format="perilune: %(levelname)s: %(message)s")
+    address = free_address(args.host, args.port)  # a taken port should not cost a load first
+    opened = open_model(args.model_dir, threads=args.threads, max_running=args.max_running)
+    uvloop.run(_serve(opened, address))
+    return 0
+
+
+async def _serve(opened: OpenModel, address: Address) -> None:
+    model, engine = opened
+    metrics = ServerMetrics()
+    metrics.watch_engine(model.model_id, engine.stats)
+    router = Router([Route(model=model, max_context=model.max_context)])
+    gateway = Gateway(router, metrics)
+    signals = _watch_signals()
+    try:
+        async with listening(gateway, address):
+            print(_ready(model.model_id, model.max_context, address), flush=True)
+            await signals.acquire()
+            await _drain(gateway, signals)
+            await engine.close()  # before the server ends: it waits for open streams
+    finally:
+        await engine.close()
+
+
+def _watch_signals() -> asyncio.Semaphore:
+    """Released once for every SIGINT and SIGTERM."""
+    signals = asyncio.Semaphore(0)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signals.release)
+    return signals
+
+
+async def _drain(gateway: Gateway, signals: asyncio.Semaphore) -> None:
+    """Waits for the requests under way, up to GRACE_S or the next signal."""
+    print("perilune: stopping; once more to stop at once", file=sys.stderr, flush=True)
+    tasks = [
+        asyncio.create_task(gateway.drain(GRACE_S)),
+        asyncio.create_task(signals.acquire()),
+    ]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def _ready(model_id: str, max_context: int, address: Address) -> str:
+    url = address.reachable_url
+    body = f'{{"model": "{model_id}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    return (
+        f"perilune: serving {model_id} ({max_context} tokens of context) at {url}; try\n"
+        f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    )

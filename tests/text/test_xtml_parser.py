@@ -125,6 +125,10 @@ def test_control_text_in_a_value_is_data() -> None:
         (call(argument("a<|open|>b")), "stray_control"),
         (call(argument("a[PAD]")), "stray_control"),
         (call('<|open|>argument key="k" type="string"<|sep|>v'), "argument_not_closed"),
+        (
+            call('<|open|>argument key="k" type="string"<|sep|>v', argument("w", key="l")),
+            "argument_not_closed",
+        ),
         (call(name=""), "call_without_tool"),
         ("<|open|>call tool=f<|sep|><|close|>call<|sep|>", "call_without_tool"),
         ('<|open|>call tool="f"<|sep|>' + argument("a"), "call_not_closed"),

@@ -57,7 +57,7 @@ class _Conversation:
             if line == "/reset":
                 self._history = list(self._opening)
             elif line.startswith("/"):
-                print(HINT)
+                print(HINT, file=sys.stderr)
             elif line:
                 self._take_turn(runner, line)
 

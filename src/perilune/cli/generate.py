@@ -54,6 +54,8 @@ async def _generate(opened: OpenModel, prompt: str, args: argparse.Namespace) ->
                     sampling=sampling_of(args),
                 )
             )
-        await show(events, sys.stdout)
+        answer = await show(events, sys.stdout)
+        if answer.reasoning and not answer.content:
+            print("(no answer: the reasoning took all of --max-tokens)", file=sys.stderr)
     finally:
         await engine.close()

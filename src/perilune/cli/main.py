@@ -80,7 +80,9 @@ def _parser_for(command: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"perilune {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (module_name, text) in COMMANDS.items():
-        subparser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+        subparser = commands.add_parser(
+            name, help=text, description=text[0].upper() + text[1:] + "."
+        )
         if name == command:
             module = importlib.import_module(module_name)
             module.add_arguments(subparser)

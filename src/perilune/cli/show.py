@@ -38,6 +38,6 @@ async def show(events: AsyncIterator[ChatEvent], out: TextIO) -> Message:
     out.flush()
     return Message(
         role="assistant",
-        content=(TextPart(text="".join(text)),),
+        content=(TextPart(text="".join(text)),) if text else (),
         reasoning="".join(reasoning) or None,
     )

@@ -1,0 +1,130 @@
+"""`perilune serve` as a process: start, answers, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from openai import OpenAI
+
+SERVE = [sys.executable, "-m", "perilune.cli.main", "serve"]
+ENV = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def start(checkpoint) -> tuple[subprocess.Popen, str, str]:
+    """(process, url, curl line), when the server has said that it is ready."""
+    process = subprocess.Popen(
+        [*SERVE, str(checkpoint), "--port", "0", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENV,
+    )
+    assert process.stdout
+    ready, curl = process.stdout.readline(), process.stdout.readline()
+    if not ready:
+        pytest.fail(process.communicate()[1])
+    found = re.search(r"http://127\.0\.0\.1:\d+", ready)
+    assert found, ready
+    return process, found[0], curl
+
+
+def end(process: subprocess.Popen) -> tuple[int, str]:
+    """(exit code, stderr) of a process that is about to end."""
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint) -> Iterator[tuple[str, str]]:
+    process, url, curl = start(checkpoint)
+    yield url, curl
+    process.send_signal(signal.SIGINT)
+    code, err = end(process)
+    assert code == 0
+    assert "Traceback" not in err
+
+
+def test_the_curl_line_works_as_printed(served):
+    _, curl = served
+    url, body = re.fullmatch(
+        r"curl (\S+) -H 'content-type: application/json' -d '(.*)'\n", curl
+    ).groups()
+    with urllib.request.urlopen(url, data=(body[:-1] + ', "max_tokens": 4}').encode()) as answer:
+        assert json.load(answer)["model"] == "tiny"
+
+
+def test_the_model_is_named_for_its_directory(served):
+    with OpenAI(base_url=f"{served[0]}/v1", api_key="none") as client:
+        (model,) = client.models.list()
+    assert (model.id, model.max_model_len) == ("tiny", 4096)
+
+
+def test_streams_side_by_side_equal_the_same_streams_alone(served):
+    with OpenAI(base_url=f"{served[0]}/v1", api_key="none") as client:
+
+        def text(seed: int) -> str:
+            stream = client.completions.create(
+                model="tiny", prompt="ab" * seed, seed=seed, max_tokens=24, stream=True
+            )
+            return "".join(chunk.choices[0].text for chunk in stream)
+
+        alone = [text(seed) for seed in range(1, 9)]
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(text, range(1, 9)))
+    assert together == alone
+    assert len(set(alone)) > 1
+
+
+def test_the_engine_shows_in_the_metrics(served):
+    with urllib.request.urlopen(f"{served[0]}/metrics") as answer:
+        text = answer.read().decode()
+    assert 'perilune_engine_num_running{model="tiny"} 0.0' in text
+
+
+def test_a_client_that_leaves_frees_the_engine(served):
+    with OpenAI(base_url=f"{served[0]}/v1", api_key="none") as client:
+        stream = client.completions.create(model="tiny", prompt="x", max_tokens=4000, stream=True)
+        next(iter(stream))
+        stream.close()
+        answer = client.completions.create(model="tiny", prompt="x", max_tokens=2)
+    assert answer.usage.completion_tokens <= 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_it_even_with_a_stream_open(checkpoint, number):
+    process, url, _ = start(checkpoint)
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.completions.create(
+            model="tiny", prompt="x", max_tokens=4000, stream=True, logprobs=20
+        )
+        next(iter(stream))
+        process.send_signal(number)
+        assert process.stderr.readline().startswith("perilune: stopping")
+        process.send_signal(number)
+        code, err = end(process)
+        stream.close()
+    assert (code, err) == (0, "")
+
+
+def test_a_port_in_use_is_one_line_before_anything_is_loaded(checkpoint):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [*SERVE, str(checkpoint), "--port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert re.fullmatch(rf"perilune: error: .*port {port} .*in use.*\n", done.stderr)
+    assert done.stdout == ""

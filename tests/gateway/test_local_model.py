@@ -151,3 +151,10 @@ def test_an_unwritable_conversation_is_refused_before_the_engine():
     with pytest.raises(TextError):
         run(model_of(engine).chat(chat(Message(role="tool", tool_call_id="x"))))
     assert engine.requests == []
+
+
+def test_a_token_that_the_tokenizer_lacks_is_the_servers_fault():
+    engine = FakeEngine(lambda request: [600], vocab_size=1024)
+    with pytest.raises(EngineError, match="600"):
+        run(model_of(engine).complete(complete()))
+    assert engine.num_open == 0

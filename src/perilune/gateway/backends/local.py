@@ -15,6 +15,7 @@ from perilune.core.types import (
     FinishReason,
     TextDelta,
     TextLogprob,
+    TokenEvent,
     TokenLogprob,
     TokenRequest,
     Usage,
@@ -22,6 +23,7 @@ from perilune.core.types import (
 from perilune.gateway.backends.readers import ChatReader, CompletionReader, Reader
 from perilune.gateway.fanout import closing
 from perilune.text.chat import ChatFormat
+from perilune.text.errors import TextError
 from perilune.text.tokenizer import Tokenizer
 
 
@@ -94,8 +96,7 @@ class LocalModel:
                     raise EngineError(event.error or "the engine failed")
                 if event.token_id is not None:
                     num_tokens += 1
-                    logprob = _to_text(event.logprob, self._tokenizer)
-                    for delta in reader.feed(event.token_id, logprob, ends=reason == "stop"):
+                    for delta in self._read(event, event.token_id, reader):
                         yield delta
                 if reader.stopped:
                     reason = "stop"
@@ -112,6 +113,13 @@ class LocalModel:
                 reasoning_tokens=reader.reasoning_tokens,
             ),
         )
+
+    def _read(self, event: TokenEvent, token_id: int, reader: Reader) -> list[ChatEvent]:
+        try:
+            logprob = _to_text(event.logprob, self._tokenizer)
+            return list(reader.feed(token_id, logprob, ends=event.finish_reason == "stop"))
+        except TextError as error:  # not the client's fault, which a TextError would mean
+            raise EngineError(f"the model wrote what its tokenizer cannot read: {error}") from error
 
 
 def _to_text(logprob: TokenLogprob | None, tokenizer: Tokenizer) -> TextLogprob | None:

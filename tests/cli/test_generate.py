@@ -83,3 +83,11 @@ def test_a_real_checkpoint_gives_the_same_text_for_the_same_seed(capsys, checkpo
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     assert len(texts[0]) > 1
+
+
+def test_a_terminal_is_not_left_dim(monkeypatch, engine, answer_ids):
+    engine.script = lambda request: answer_ids("", reasoning="long")
+    engine.fail_after = 2
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    assert main(["generate", "Hello"]) == 1
+    assert terminal.getvalue() == "\x1b[2mlo\x1b[0m\n"

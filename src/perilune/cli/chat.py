@@ -74,7 +74,7 @@ class _Conversation:
         try:
             answer = runner.run(show(self._model.chat(request), sys.stdout))
         except KeyboardInterrupt:
-            print("\n(stopped; this turn is forgotten)", file=sys.stderr)
+            print("(stopped; this turn is forgotten)", file=sys.stderr)
         except RequestError as error:
             print(f"perilune: error: {error}; /reset starts afresh", file=sys.stderr)
         else:

@@ -57,7 +57,7 @@ def test_an_answer_that_is_all_reasoning_is_explained(capsys, engine, answer_ids
     engine.script = lambda request: answer_ids("never", reasoning="a long thought")
     assert main(["generate", "x", "--max-tokens", "5"]) == 0
     out, err = capsys.readouterr()
-    assert out == "\n"
+    assert out == ""
     assert "--max-tokens" in err
 
 

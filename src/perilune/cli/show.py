@@ -39,6 +39,7 @@ class _Screen:
         self._out = out
         self._shows_reasoning = out.isatty()
         self._is_dim = False
+        self._has_written = False
 
     def write_reasoning(self, text: str) -> None:
         if self._shows_reasoning:
@@ -50,8 +51,10 @@ class _Screen:
         self._is_dim = False
 
     def end(self) -> None:
-        self._write(f"{PLAIN}\n" if self._is_dim else "\n")
+        if self._has_written:
+            self._write(f"{PLAIN}\n" if self._is_dim else "\n")
 
     def _write(self, text: str) -> None:
+        self._has_written = True
         self._out.write(text)
         self._out.flush()

@@ -56,6 +56,16 @@ def test_a_seed_gives_the_same_tokens_in_every_company(serve, request_of: Reques
     asyncio.run(run())
 
 
+def test_penalties_see_what_has_been_generated(serve, request_of: RequestOf) -> None:
+    async def run() -> None:
+        no_repeats = SamplingParams(frequency_penalty=100.0, seed=1)
+        async with serve() as served:
+            ids = await served.token_ids(request_of([1], max_tokens=64, sampling=no_repeats))
+        assert sorted(ids) == list(range(64))
+
+    asyncio.run(run())
+
+
 def test_the_last_event_says_why(serve, request_of: RequestOf, info) -> None:
     async def run() -> None:
         [eos_id] = info.eos_ids
@@ -108,6 +118,8 @@ def test_closing_an_iterator_frees_its_sequence_while_the_model_runs(
             gate.open()
             expected = served.model.continuation([2], 4)
             assert await served.token_ids(request_of([2], 4, sampling=GREEDY)) == expected
+            assert len(sequence.generated_ids) == 1
+            assert served.engine.stats().generated_tokens_total == 1 + 4
             gc.collect()
             assert cache() is None
 

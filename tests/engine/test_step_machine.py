@@ -82,9 +82,7 @@ class StepMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         before = {id(e): e.num_fed for e in self.running}
-        num_calls = len(self.model.calls)
         emitted = {id(item.sequence): item.event for item in self.core.step()}
-        assert len(self.model.calls) - num_calls <= 2
         self._expect_shares(before)
         for expected in list(self.running):
             self._expect_token(expected, emitted.pop(id(expected.sequence), None))
@@ -145,4 +143,4 @@ class StepMachine(RuleBasedStateMachine):
 
 
 TestStepMachine = StepMachine.TestCase
-TestStepMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStepMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -109,7 +109,7 @@ def open_engine(
     *,
     max_running: int = 32,
     max_waiting: int = 256,
-    prefill_budget: int = 512,
+    prefill_budget: int = 256,
     threads: int | None = None,
     device: str = "cpu",
     dtype: str = "float32",

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from perilune.core.types import EngineStats, TokenEvent
+from perilune.engine.batch import Chunk
 from perilune.engine.errors import EngineClosedError
 from perilune.engine.runner import Runner
 from perilune.engine.sampler import Sampled, sample
@@ -41,7 +42,7 @@ class EngineCore:
         device: torch.device | str = "cpu",
         max_running: int = 32,
         max_waiting: int = 256,
-        prefill_budget: int = 512,
+        prefill_budget: int = 256,
     ) -> None:
         """Raises ConfigError for a number that leaves no room to run."""
         self.scheduler = Scheduler(
@@ -81,7 +82,7 @@ class EngineCore:
         follow.
         """
         plan = self._schedule()
-        if plan.is_empty:
+        if not plan.calls:
             return []
         logits_BV = self._runner.run(plan)
         sampled = sample(logits_BV, [chunk.sequence.sampling for chunk in plan.sampled])
@@ -121,17 +122,21 @@ class EngineCore:
             return self.scheduler.schedule()
 
     def _commit(self, plan: Plan, sampled: Sequence[Sampled]) -> list[Emitted]:
-        emitted = []
+        emitted, tokens = [], iter(sampled)
         with self._changed:
-            for chunk in plan.prefill:
-                self._prompt_tokens += len(chunk.token_ids)
-                if not chunk.is_sampled:
-                    self.scheduler.commit(chunk, None)
-            for chunk, token in zip(plan.sampled, sampled, strict=True):
+            for chunk in plan.chunks:
+                token = next(tokens) if chunk.is_sampled else None
                 if self.scheduler.commit(chunk, token):
-                    self._generated_tokens += token.token_id is not None
-                    emitted.append(Emitted(chunk.sequence, _event(chunk.sequence, token)))
+                    self._count(chunk, token)
+                    if token is not None:
+                        emitted.append(Emitted(chunk.sequence, _event(chunk.sequence, token)))
         return emitted
+
+    def _count(self, chunk: Chunk, token: Sampled | None) -> None:
+        if chunk.is_prompt:
+            self._prompt_tokens += len(chunk.token_ids)
+        if token is not None and token.token_id is not None:
+            self._generated_tokens += 1
 
 
 def _event(sequence: TokenSequence, sampled: Sampled) -> TokenEvent:

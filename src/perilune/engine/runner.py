@@ -24,17 +24,13 @@ class Runner:
     def run(self, plan: Plan) -> Tensor:
         """Logits [B, V] of `plan.sampled`, for a plan that is not empty; B may be 0.
 
-        Extends the caches of all chunks. Decoding goes in a call of its own: with one token a
-        sequence the model takes its recurrent path, which is far cheaper than a mixed call.
+        Extends the caches of all chunks.
         """
-        parts = []
-        if plan.decode:
-            parts.append(self._forward(plan.decode))
-        if plan.prefill:
-            logits_NV = self._forward(plan.prefill)
-            parts.append(logits_NV[[i for i, c in enumerate(plan.prefill) if c.is_sampled]])
+        parts = [self._forward(call) for call in plan.calls]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _forward(self, chunks: Sequence[Chunk]) -> Tensor:
-        batch = pack(chunks, self._device)
-        return self._model(batch.token_ids_T, batch.packing, batch.caches, last_only=True)
+    def _forward(self, call: Sequence[Chunk]) -> Tensor:
+        batch = pack(call, self._device)
+        logits_NV = self._model(batch.token_ids_T, batch.packing, batch.caches, last_only=True)
+        rows = [i for i, chunk in enumerate(call) if chunk.is_sampled]
+        return logits_NV if len(rows) == len(call) else logits_NV[rows]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from perilune.core.errors import ConfigError, OverloadedError
 from perilune.core.types import FinishReason
-from perilune.engine.batch import Chunk
+from perilune.engine.batch import Chunk, split_calls
 from perilune.engine.sampler import Sampled
 from perilune.engine.sequence import TokenSequence
 from perilune.engine.step_model import StepCache
@@ -21,19 +21,21 @@ RETRY_AFTER_S = 1.0
 
 
 class Plan(NamedTuple):
-    """One step. Every decoding sequence is in it, so a running stream never waits for a prompt."""
+    """One step: the model calls to make, each with the chunks that go into it.
 
-    decode: list[Chunk]
-    prefill: list[Chunk]
+    Every decoding sequence is in it, so a running stream never waits for a prompt to end.
+    """
+
+    calls: list[list[Chunk]]
 
     @property
-    def is_empty(self) -> bool:
-        return not self.decode and not self.prefill
+    def chunks(self) -> list[Chunk]:
+        return [chunk for call in self.calls for chunk in call]
 
     @property
     def sampled(self) -> list[Chunk]:
         """The chunks that give a token, in the order of the runner's logits."""
-        return [*self.decode, *(chunk for chunk in self.prefill if chunk.is_sampled)]
+        return [chunk for chunk in self.chunks if chunk.is_sampled]
 
 
 class Scheduler:
@@ -96,21 +98,23 @@ class Scheduler:
         Half of the budget belongs to the oldest prompt, so that it always gets on; the rest goes
         to the shortest ones, so that a short prompt need not sit behind a long one.
         """
-        decode = [self._chunk(s, 1) for s in self.running if s.is_decoding]
-        prefilling = [s for s in self.running if not s.is_decoding]
-        if not prefilling:
-            return Plan(decode, [])
+        chunks = [self._chunk(s, 1) for s in self.running if s.is_decoding]
+        if len(chunks) < len(self.running):
+            chunks += self._prefill_chunks([s for s in self.running if not s.is_decoding])
+        return Plan(split_calls(chunks))
+
+    def _prefill_chunks(self, prefilling: Sequence[TokenSequence]) -> list[Chunk]:
         oldest, *others = prefilling
         others.sort(key=lambda s: s.num_remaining)
         spare = self._prefill_budget - sum(s.num_remaining for s in others)
         first = min(oldest.num_remaining, max(spare, (self._prefill_budget + 1) // 2))
-        prefill, left = [self._chunk(oldest, first)], self._prefill_budget - first
+        chunks, left = [self._chunk(oldest, first)], self._prefill_budget - first
         for sequence in others:
             if left == 0:
                 break
-            prefill.append(self._chunk(sequence, min(sequence.num_remaining, left)))
-            left -= len(prefill[-1].token_ids)
-        return Plan(decode, prefill)
+            chunks.append(self._chunk(sequence, min(sequence.num_remaining, left)))
+            left -= len(chunks[-1].token_ids)
+        return chunks
 
     def commit(self, chunk: Chunk, sampled: Sampled | None) -> bool:
         """Notes what the model has computed and, for a sampled chunk, the token.
@@ -180,4 +184,5 @@ class Scheduler:
             sequence.next_ids(count),
             sequence.cache,
             is_sampled=count == sequence.num_remaining,
+            is_prompt=not sequence.is_decoding,
         )

@@ -1,38 +1,53 @@
 # Plain pip with pinned versions: a resolver left free to choose takes a CUDA build of several GB.
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
+PYTHON    ?= python3
+PIP_FLAGS ?=
+ARGS      ?=
+VENV      := .venv
+BIN       := $(VENV)/bin
+PIP       := $(BIN)/python -m pip install -q --no-input --disable-pip-version-check $(PIP_FLAGS)
 # One torch thread a test process: on tiny models two threads on two cores lose to one.
-TEST_ENV := PERILUNE_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+ONE_THREAD := PERILUNE_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: serve test check fix clean
+.PHONY: help serve test check fix docs bench clean
 
-serve: $(VENV)/.serve            ## install what serving needs, then serve models/nano on port 8000
-	$(BIN)/perilune serve
+help:                            ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
-test: $(VENV)/.dev               ## install everything the tests need, then run them
-	$(TEST_ENV) $(BIN)/pytest -n 2
+serve: $(VENV)/.serve            ## serve models/nano on port 8000 (ARGS="DIR --port 9000" for more)
+	$(BIN)/perilune serve $(ARGS)
 
-check: $(VENV)/.dev              ## lint, format, types, room contracts, generated documents
+test: $(VENV)/.dev               ## run every test (ARGS="tests/text -x" for some)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(VENV)/.dev              ## lint, format, room contracts, types, generated documents
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyrefly check
+	$(BIN)/cog --check docs/claims.md
 
 fix: $(VENV)/.dev                ## lint and format in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+docs: $(VENV)/.dev               ## renew the generated blocks of the documents
+	$(BIN)/cog -r docs/claims.md
 
-$(VENV)/.serve: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[engine]'
-	touch $@
+bench: $(VENV)/.dev              ## measure prefill and decode on the CPU
+	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py $(ARGS)
 
-$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,oracles]'
-	touch $@ $(VENV)/.serve
+clean:                           ## remove the virtual environment and the caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
-clean:
-	rm -rf $(VENV)
+$(BIN)/python:
+	@PYTHON="$(PYTHON)" scripts/new_venv $(VENV)
+
+$(VENV)/.serve: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing what serving needs into $(VENV) (a few minutes, once)"
+	@$(PIP) -c constraints.txt -e '.[engine]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing what the tests need into $(VENV) (a few minutes, once)"
+	@$(PIP) -c constraints.txt -e '.[dev,oracles]'
+	@touch $(VENV)/.serve $@

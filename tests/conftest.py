@@ -1,0 +1,28 @@
+"""What holds for every test: a skipped one is a failure, since nobody reads skips."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _refuse_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _refuse_skip((yield))
+
+
+def _refuse_skip(report):
+    if report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"a test may not be skipped: {report.longrepr}"
+    return report

@@ -38,9 +38,18 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def check(spec: OpSpec, dtype: torch.dtype = torch.float32, seed: int = 0) -> Iterator[CheckResult]:
-    """Runs every case of `spec` on the reference, in `dtype`, against the float64 oracle."""
+    """Runs every case on the reference and the CPU backend, in `dtype`, against the float64 oracle."""
+    yield from check_backend(spec, "reference", spec.reference, dtype, seed)
+    if "cpu" in spec.backends:
+        yield from check_backend(spec, "cpu", spec.backends["cpu"], dtype, seed)
+
+
+def check_backend(
+    spec: OpSpec, backend: str, path: str, dtype: torch.dtype, seed: int
+) -> Iterator[CheckResult]:
+    """Every case of one implementation, named by `module:attr`."""
     truth = load_attr(spec.oracle or spec.reference)
-    run = load_attr(spec.reference)
+    run = load_attr(path)
     for index, (name, make) in enumerate(spec.cases.items()):
         generator = torch.Generator().manual_seed(seed * 1000 + index)
         inputs = make(generator, dtype)
@@ -51,7 +60,7 @@ def check(spec: OpSpec, dtype: torch.dtype = torch.float32, seed: int = 0) -> It
         for what, value in want.items():
             bound = tolerance.backward if what.startswith("grad ") else tolerance.forward
             error = relative_error(got[what], value)
-            yield CheckResult(spec.name, name, "reference", what, error, bound)
+            yield CheckResult(spec.name, name, backend, what, error, bound)
 
 
 def _copy(inputs: Inputs) -> Inputs:

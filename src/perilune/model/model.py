@@ -17,9 +17,9 @@ from perilune.model.attn_res import AttnResStream, PlainStream, Query
 from perilune.model.cache import SequenceCache, new_cache
 from perilune.model.config import ModelConfig
 from perilune.model.kda import KDA
-from perilune.model.linear import Linear
+from perilune.model.linear import Embedding, Linear
 from perilune.model.mla import MLA
-from perilune.model.moe import MLP, MoE
+from perilune.model.moe import MLP, Experts, MoE, Router
 from perilune.model.norm import RMSNorm
 
 
@@ -74,7 +74,7 @@ class Backbone(nn.Module):
         self.compute_dtype: torch.dtype | None = None
         """Activations of the forward pass; None: the dtype of the weights. The trainer keeps fp32
         weights and computes in bf16."""
-        self.embed_tokens = nn.Embedding(config.vocab_size, d)
+        self.embed_tokens = Embedding(config.vocab_size, d)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
         if self.attn_res:
             self.output_attn_res_norm = RMSNorm(d, eps)
@@ -118,8 +118,16 @@ class Transformer(nn.Module):
     def freeze(self) -> Transformer:
         """Prepares for inference: no gradients, projections with one input fused."""
         self.eval().requires_grad_(False)
+        fused: set[Linear] = set()
         for module in self.modules():
-            if isinstance(module, KDA | MLA | MLP):
+            if isinstance(module, KDA | MLA | MLP | Experts | Router):
+                module.freeze()
+            if isinstance(module, KDA | MLA):
+                fused.update(module.inputs.parts)
+            if isinstance(module, MLP):
+                fused.update(module.gate_up.parts)
+        for module in self.modules():
+            if isinstance(module, Linear) and module not in fused:
                 module.freeze()
         return self
 
@@ -141,4 +149,7 @@ class Transformer(nn.Module):
                 cache.length += length
         if last_only and packing.max_len > 1:
             hidden_TD = hidden_TD[packing.last_T]
-        return linear(self.model.norm(hidden_TD), self.head_weight.to(hidden_TD.dtype)).float()
+        hidden_TD = self.model.norm(hidden_TD)
+        if self.config.tie_word_embeddings:
+            return linear(hidden_TD, self.head_weight.to(hidden_TD.dtype)).float()
+        return self.lm_head(hidden_TD).float()

@@ -12,6 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from perilune.kernels.common.half_linear import MAX_TOKENS, HalfLinear, half_linear
+from perilune.kernels.experts.few_tokens import ExpertMaps, few_token_experts, half_experts
 from perilune.kernels.registry import resolve
 from perilune.kernels.router.reference import Routes
 from perilune.kernels.situ.reference import swi_glu
@@ -58,10 +60,17 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(moe.num_experts, config.hidden_size))
         self.e_score_correction_bias: Tensor
         self.register_buffer("e_score_correction_bias", torch.zeros(moe.num_experts))
+        self.half: HalfLinear | None = None
+
+    def freeze(self) -> None:
+        self.half = half_linear(self.weight)
 
     def forward(self, x_TD: Tensor) -> Routes:
-        dtype = torch.promote_types(torch.float32, x_TD.dtype)
-        logits_TE = torch.nn.functional.linear(x_TD.to(dtype), self.weight.to(dtype))
+        if self.half is not None and x_TD.shape[0] <= MAX_TOKENS:
+            logits_TE = self.half(x_TD)
+        else:
+            dtype = torch.promote_types(torch.float32, x_TD.dtype)
+            logits_TE = torch.nn.functional.linear(x_TD.to(dtype), self.weight.to(dtype))
         return route(
             logits_TE,
             self.e_score_correction_bias,
@@ -78,6 +87,10 @@ class Experts(nn.Module):
         super().__init__()
         self.w13 = nn.Parameter(torch.empty(moe.num_experts, 2 * moe.intermediate_size, width))
         self.w2 = nn.Parameter(torch.empty(moe.num_experts, width, moe.intermediate_size))
+        self.half: list[ExpertMaps] | None = None
+
+    def freeze(self) -> None:
+        self.half = half_experts(self.w13, self.w2)
 
 
 class MoE(nn.Module):
@@ -106,12 +119,17 @@ class MoE(nn.Module):
         if self.observe is not None:
             self.observe(routes, self.gate.e_score_correction_bias)
         z_TL = x_TD if self.latent_size is None else self.routed_expert_down_proj(x_TD)
-        w13, w2 = self.experts.w13, self.experts.w2
-        if self.quantize is not None:
-            w13, w2 = self.quantize(w13), self.quantize(w2)
-        y_TD = experts(z_TL, routes.expert_TR, routes.weight_TR, w13, w2, self.activation)
+        y_TD = self._routed(z_TL, routes)
         if self.latent_size is not None:
             if self.latent_norm:
                 y_TD = self.routed_expert_norm(y_TD)
             y_TD = self.routed_expert_up_proj(y_TD)
         return y_TD + self.shared_experts(x_TD) if self.has_shared else y_TD
+
+    def _routed(self, z_TL: Tensor, routes: Routes) -> Tensor:
+        if self.experts.half is not None and z_TL.shape[0] <= MAX_TOKENS:
+            return few_token_experts(z_TL, routes, self.experts.half, self.activation)
+        w13, w2 = self.experts.w13, self.experts.w2
+        if self.quantize is not None:
+            w13, w2 = self.quantize(w13), self.quantize(w2)
+        return experts(z_TL, routes.expert_TR, routes.weight_TR, w13, w2, self.activation)

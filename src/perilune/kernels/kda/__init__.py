@@ -107,6 +107,7 @@ DECODE = OpSpec(
     signature="(q_NHK, k_NHK, v_NHV, z_NHK, b_NH, A_log_H, dt_bias_HK, state_NHKV!, lower_bound)"
     " -> o_NHV",
     reference="perilune.kernels.kda.reference:kda_decode",
+    backends={"cpu": "perilune.kernels.kda.cpu:kda_decode"},
     oracle="perilune.kernels.kda:decode_by_recurrence",
     cases={
         "one": lambda g, d: _decode_inputs(g, d, 1, -5.0),

@@ -38,7 +38,7 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def check(spec: OpSpec, dtype: torch.dtype = torch.float32, seed: int = 0) -> Iterator[CheckResult]:
-    """Runs every case on the reference and the CPU backend, in `dtype`, against the float64 oracle."""
+    """Every case of the reference and of the CPU backend against the float64 oracle."""
     yield from check_backend(spec, "reference", spec.reference, dtype, seed)
     if "cpu" in spec.backends:
         yield from check_backend(spec, "cpu", spec.backends["cpu"], dtype, seed)
@@ -81,7 +81,7 @@ def _leaf(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _run(op: Callable[..., Any], inputs: Inputs) -> dict[str, Tensor]:
-    """Outputs, in-place changes and, where inputs ask for them, gradients of a random projection."""
+    """Outputs, in-place changes and, where asked for, gradients of a random projection."""
     out = op(**inputs)
     outputs = [out] if isinstance(out, Tensor) else [x for x in out if x is not None]
     results = {f"output {i}": x.detach() for i, x in enumerate(outputs)}

@@ -1,4 +1,4 @@
-"""Small constant tensors, made once. A Python number in an op costs more than the op on few tokens."""
+"""Small constant tensors, made once: on few tokens a Python number costs more than its op."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -39,8 +40,7 @@ class Packing:
     @staticmethod
     def from_cu_seqlens(cu_seqlens: Sequence[int]) -> Packing:
         """From the N+1 running offsets of variable-length attention kernels."""
-        pairs = zip(cu_seqlens, cu_seqlens[1:], strict=False)
-        return Packing.of([end - start for start, end in pairs])
+        return Packing.of([end - start for start, end in pairwise(cu_seqlens)])
 
     @staticmethod
     def rows(segment_BL: Tensor) -> Packing:

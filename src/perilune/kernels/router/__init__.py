@@ -27,7 +27,8 @@ def _tied(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
 
 SPEC = OpSpec(
     name="router",
-    signature="(logits_TE, bias_E, num_active, renormalize, scale) -> (expert_TR, weight_TR, score_TE)",
+    signature="(logits_TE, bias_E, num_active, renormalize, scale)"
+    " -> (expert_TR, weight_TR, score_TE)",
     reference="perilune.kernels.router.reference:route",
     cases={
         "eight_three": lambda g, d: _inputs(g, d, 8, 3),

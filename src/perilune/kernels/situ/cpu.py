@@ -10,7 +10,7 @@ from perilune.kernels.situ import reference
 
 
 def situ_glu(gate_up_2I: Tensor, beta: float, linear_beta: float | None) -> Tensor:
-    """As `reference.situ_glu`; below fp32, or without a cap on the up branch, the reference runs."""
+    """As `reference.situ_glu`; below fp32 or without an up cap the reference runs."""
     if linear_beta is None or gate_up_2I.dtype.itemsize < 4:
         return reference.situ_glu(gate_up_2I, beta, linear_beta)
     width = gate_up_2I.shape[-1] // 2

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def situ_glu(gate_up_2I: Tensor, beta: float, linear_beta: float | None) -> Tensor:
-    """[b1 tanh(a/b1) sigmoid(a)] * [b2 tanh(b/b2)] of gate a and up b, concatenated on the last axis.
+    """[b1 tanh(a/b1) sigmoid(a)] * [b2 tanh(b/b2)] of gate a and up b, side by side.
 
     fp32 inside; the sigmoid sees the raw gate. `linear_beta` None leaves the up branch uncapped.
     """

@@ -4,6 +4,7 @@ PIP_FLAGS ?=
 ARGS      ?=
 VENV      := .venv
 BIN       := $(VENV)/bin
+GENERATED := docs/claims.md docs/numerics.md
 PIP       := $(BIN)/python -m pip install -q --no-input --disable-pip-version-check $(PIP_FLAGS)
 # One torch thread a test process: on tiny models two threads on two cores lose to one.
 ONE_THREAD := PERILUNE_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
@@ -24,14 +25,14 @@ check: $(VENV)/.dev              ## lint, format, room contracts, types, generat
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyrefly check
-	$(BIN)/cog --check docs/claims.md
+	$(BIN)/cog --check $(GENERATED)
 
 fix: $(VENV)/.dev                ## lint and format in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.dev               ## renew the generated blocks of the documents
-	$(BIN)/cog -r docs/claims.md
+	$(BIN)/cog -r $(GENERATED)
 
 bench: $(VENV)/.dev              ## measure prefill and decode on the CPU
 	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py $(ARGS)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,50 +25,76 @@ def save_state(
     optimizers: list[torch.optim.Optimizer],
     progress: dict[str, Any],
 ) -> None:
-    """Writes weights, optimiser state and `progress` (JSON) to `directory`/train_state.safetensors."""
+    """Writes weights, optimiser state and `progress` (JSON) to `directory`/train_state.safetensors.
+
+    A crash at any moment leaves the state before or this one.
+    """
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for index, optimizer in enumerate(optimizers):
         for key, values in optimizer.state_dict()["state"].items():
             for name, value in values.items():
                 tensors[f"optim.{index}.{key}.{name}"] = torch.as_tensor(value)
-    directory.mkdir(parents=True, exist_ok=True)
     partial = directory / (FILE + ".partial")
     contiguous = {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
     save_file(contiguous, partial, metadata={"progress": json.dumps(progress)})
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
+    _sync(partial)
     partial.replace(directory / FILE)
+    _sync(directory)
 
 
 def load_state(
     directory: Path, model: Transformer, optimizers: list[torch.optim.Optimizer]
 ) -> dict[str, Any]:
-    """Restores what `save_state` wrote and returns its `progress`; no optimisers: weights only.
+    """Restores what `save_state` wrote and returns its `progress`.
 
     Raises:
-        CheckpointError: no such file, or tensors that do not fit the model.
+        CheckpointError: no such file, a damaged one, or tensors that do not fit the model.
     """
     path = directory / FILE
-    if not path.exists():
-        raise CheckpointError(f"nothing to resume from: {path} does not exist")
-    weights: dict[str, Tensor] = {}
-    states: list[dict[int, dict[str, Tensor]]] = [{} for _ in optimizers]
-    with safe_open(path, framework="pt") as file:
-        for key in file.keys():  # noqa: SIM118 (safe_open is not a mapping)
-            kind, _, rest = key.partition(".")
-            if kind == "model":
-                weights[rest] = file.get_tensor(key)
-                continue
-            if not optimizers:
-                continue
-            index, number, name = rest.split(".", 2)
-            states[int(index)].setdefault(int(number), {})[name] = file.get_tensor(key)
-        progress = json.loads(file.metadata()["progress"])
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit the model: {error}") from None
-    for optimizer, state in zip(optimizers, states, strict=True):
+    tensors, progress = _read(path)
+    weights = {name: value for (kind, name), value in tensors.items() if kind == "model"}
+    _check_fit(path, weights, model.state_dict())
+    model.load_state_dict(weights)
+    for index, optimizer in enumerate(optimizers):
+        state: dict[int, dict[str, Tensor]] = defaultdict(dict)
+        for (kind, rest), value in tensors.items():
+            if kind == "optim" and rest.startswith(f"{index}."):
+                _, number, name = rest.split(".")
+                state[int(number)][name] = value
         groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
     return progress
+
+
+def _read(path: Path) -> tuple[dict[tuple[str, str], Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {}
+            for key in file.keys():  # noqa: SIM118 (safe_open is not a mapping)
+                kind, _, rest = key.partition(".")
+                tensors[kind, rest] = file.get_tensor(key)
+            return tensors, json.loads(file.metadata()["progress"])
+    except FileNotFoundError:
+        raise CheckpointError(f"nothing to resume from: {path} does not exist") from None
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+
+
+def _check_fit(path: Path, found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    for name in sorted(found.keys() ^ wanted.keys()):
+        problem = "is missing" if name in wanted else "is not in this model"
+        raise CheckpointError(f"{path} belongs to another model: {name} {problem}")
+    for name, value in wanted.items():
+        if found[name].shape != value.shape:
+            raise CheckpointError(
+                f"{path} belongs to another model: {name} is {list(found[name].shape)}, "
+                f"not {list(value.shape)}"
+            )
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -25,20 +25,34 @@ class TrainConfig:
     model: Mapping[str, Any]
     """A `config.json` object."""
     data_dir: str
+    tokenizer_dir: str
+    """Holds the tokenizer that the data is encoded with; its files go into the checkpoint."""
     mixture: Mapping[str, float]
     """Share of tokens of each kind of shard."""
     out_dir: str
     steps: int
     row_len: int = 1024
     rows: int = 128
-    """Rows of one step; tokens a step = rows * row_len."""
+    """Rows of one step."""
     qat_from: float = 0.5
     """Share of the steps after which the experts' weights pass through MXFP4 in the forward."""
     seed: int = 0
     device: str = "cpu"
     compute_dtype: str = "float32"
+    """Of the activations; weights and updates are fp32."""
     compile: bool = False
     eval_every: int = 500
+    """Steps between validations, of which one follows the last step; 0: none at all."""
     save_every: int = 1000
     log_every: int = 10
     optim: OptimConfig = field(default_factory=OptimConfig)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.rows * self.row_len
+
+    def on(self, device: str) -> TrainConfig:
+        """The same run on `device`; a CPU computes in fp32 and is not worth a compiler."""
+        if device != "cpu":
+            return replace(self, device=device)
+        return replace(self, device=device, compute_dtype="float32", compile=False)

@@ -19,6 +19,7 @@ from perilune.core.errors import ConfigError
 from perilune.train.shards import Shard
 
 IGNORED = -100
+PADDING = -1
 _POOL_PIECES = 512
 _MIN_FIRST_PIECE = 64
 
@@ -28,10 +29,11 @@ class Batch(NamedTuple):
     targets_BL: npt.NDArray[np.int64]
     """The next token of the same document; IGNORED where there is none or no loss."""
     segments_BL: npt.NDArray[np.int32]
-    """Number of the piece within its row, from 0; the padding at a row's end is a piece too."""
+    """Number of the piece within its row, from 0; PADDING at a row's end."""
 
     def cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """Piece boundaries in the rows laid end to end: 0 first, B*L last. No piece spans rows."""
+        """Piece boundaries in the rows laid end to end: 0 first, B*L last. No piece spans rows;
+        padding counts as a piece."""
         num_rows, row_len = self.segments_BL.shape
         is_start_BL = np.ones((num_rows, row_len), dtype=bool)
         is_start_BL[:, 1:] = self.segments_BL[:, 1:] != self.segments_BL[:, :-1]
@@ -144,7 +146,7 @@ class BatchWriter:
         self._shards, self._loss_on = shards, loss_on
         self._inputs_BL = np.full(shape, pad_id, dtype=np.int64)
         self._targets_BL = np.full(shape, IGNORED, dtype=np.int64)
-        self._segments_BL = np.zeros(shape, dtype=np.int32)
+        self._segments_BL = np.full(shape, PADDING, dtype=np.int32)
         self._num_pieces = [0] * batch_rows
 
     def write(self, row: int, fill: int, piece: Piece) -> None:
@@ -157,8 +159,8 @@ class BatchWriter:
         if self._loss_on == "assistant":
             trained = shard.loss_mask[piece.start + 1 : piece.start + 1 + num_targets]
             targets[~trained] = IGNORED
+        self._segments_BL[row, fill : fill + num] = self._num_pieces[row]
         self._num_pieces[row] += 1
-        self._segments_BL[row, fill + num :] = self._num_pieces[row]
 
     def batch(self) -> Batch:
         return Batch(self._inputs_BL, self._targets_BL, self._segments_BL)

@@ -1,24 +1,20 @@
-"""Validation loss in bits per byte of text.
-
-Legend: B rows, L tokens of a row.
-"""
+"""Validation loss in bits per byte of text."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
+from perilune.core.errors import ConfigError
 from perilune.model.model import Transformer
-from perilune.train.data import IGNORED, cut_pieces
-from perilune.train.shards import load_shard
-from perilune.train.step import Batch
+from perilune.train.data import IGNORED, Batch, BatchWriter, Piece, cut_pieces
+from perilune.train.shards import Shard, load_shard
+from perilune.train.step import DeviceBatch, LossFunction, batch_loss
 
 
 class Score(NamedTuple):
@@ -35,59 +31,65 @@ class HeldOut(NamedTuple):
 
     kind: str
     text_bytes: int
-    batches: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    batches: list[Batch]
 
 
 def held_out_sets(data_dir: Path, row_len: int, rows: int, pad_id: int) -> Iterator[HeldOut]:
-    """Every validation shard of `data_dir`, packed into batches in document order.
+    """Every validation shard that the manifest of `data_dir` names, packed in document order.
 
     A document longer than a row is cut; every piece is read without the pieces before it.
+
+    Raises:
+        ConfigError: there is no manifest, or a shard is missing.
     """
-    manifest = json.loads((data_dir / "manifest.json").read_text(encoding="utf-8"))
-    for name in sorted({path.name.split(".")[0] for path in data_dir.glob("validation_*.idx*")}):
-        shard = load_shard(data_dir, name)
-        if not shard.num_documents:
-            continue
-        table = cut_pieces(shard.offsets, row_len, None)
-        packed = _pack(shard.tokens, table, row_len, rows, pad_id)
-        entry = manifest["shards"][name]
-        yield HeldOut(name.partition("_")[2], entry["text_bytes"], packed)
+    path = data_dir / "manifest.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: it tells the size of the validation text")
+    shards = json.loads(path.read_text(encoding="utf-8"))["shards"]
+    for name in sorted(name for name in shards if name.startswith("validation_")):
+        shard, kind = load_shard(data_dir, name), name.removeprefix("validation_")
+        if shard.num_documents:
+            batches = list(packed_in_order(shard, row_len, rows, pad_id))
+            yield HeldOut(kind, shards[name]["text_bytes"], batches)
 
 
-def _pack(tokens, table, row_len, rows, pad_id) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    lines: list[list[tuple[int, int, bool]]] = []
+def packed_in_order(shard: Shard, row_len: int, rows: int, pad_id: int) -> Iterator[Batch]:
+    """Batches with every token of `shard` once; the last one is filled up with padding rows."""
+    lines = _lines(shard, row_len)
+    for first in range(0, len(lines), rows):
+        writer = BatchWriter({"": shard}, rows, row_len, pad_id, "all")
+        for row, pieces in enumerate(lines[first : first + rows]):
+            fill = 0
+            for piece in pieces:
+                writer.write(row, fill, piece)
+                fill += piece.stop - piece.start
+        yield writer.batch()
+
+
+def _lines(shard: Shard, row_len: int) -> list[list[Piece]]:
+    lines: list[list[Piece]] = []
     room = 0
-    for start, stop, is_end in zip(*table, strict=True):
+    for start, stop, is_end in zip(*cut_pieces(shard.offsets, row_len, None), strict=True):
         if stop - start > room:
             lines.append([])
             room = row_len
-        lines[-1].append((int(start), int(stop), bool(is_end)))
+        lines[-1].append(Piece("", int(start), int(stop), bool(is_end)))
         room -= int(stop - start)
-    batches = []
-    for first in range(0, len(lines), rows):
-        ids = np.full((rows, row_len), pad_id, np.int64)
-        targets = np.full((rows, row_len), IGNORED, np.int64)
-        segments = np.zeros((rows, row_len), np.int64)
-        for row, pieces in enumerate(lines[first : first + rows]):
-            at = 0
-            for number, (start, stop, is_end) in enumerate(pieces):
-                length, known = stop - start, stop - start - is_end
-                ids[row, at : at + length] = tokens[start:stop]
-                targets[row, at : at + known] = tokens[start + 1 : start + 1 + known]
-                at += length
-                segments[row, at:] = number + 1
-        batches.append((ids, targets, segments))
-    return batches
+    return lines
 
 
 @torch.no_grad()
-def evaluate(model: Transformer, batches: Iterable[Batch], loss_fn: Callable[..., Tensor]) -> Score:
+def evaluate(
+    model: Transformer, batches: Iterable[DeviceBatch], loss_fn: LossFunction = batch_loss
+) -> Score:
     """Sum of -log p over every target in `batches`; `loss_fn` gives a batch's mean."""
+    was_training = model.training
     model.eval()
     nats, tokens = 0.0, 0
     for batch in batches:
         count = int((batch.targets_BL != IGNORED).sum())
-        nats += float(loss_fn(model, batch)) * count
-        tokens += count
-    model.train()
+        if count:
+            nats += float(loss_fn(model, batch)) * count
+            tokens += count
+    model.train(was_training)
     return Score(nats, tokens)

@@ -1,97 +1,89 @@
-"""The training loop, top to bottom: load, step, log, evaluate, save.
+"""The training loop, top to bottom: load, step, log, save, evaluate, export.
 
 A run folder holds `metrics.jsonl` (a line a logged step), `train_state.safetensors` (resume) and
-`model/` (the released layout).
+at the end `model/` (the released layout, ready to serve).
 """
 
 from __future__ import annotations
 
-import json
-import queue
-import threading
-import time
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
-from tqdm import tqdm
 
+from perilune.core.errors import CheckpointError, ConfigError, UnsupportedError
 from perilune.model.config import parse_config
 from perilune.model.init import init_weights
 from perilune.model.model import Transformer
-from perilune.model.mxfp4 import fake_quantize
-from perilune.train.checkpoint import load_state, save_state
+from perilune.train import checkpoint
 from perilune.train.config import TrainConfig
 from perilune.train.data import PackedLoader
 from perilune.train.evaluate import evaluate, held_out_sets
+from perilune.train.export import export
 from perilune.train.optim import build_optimizers
+from perilune.train.prefetch import Prefetcher
+from perilune.train.qat import QuantiseFrom
+from perilune.train.run_log import RunLog
 from perilune.train.shards import load_shard
 from perilune.train.step import (
-    Batch,
+    DeviceBatch,
+    LossFunction,
     Stepper,
-    StepResult,
     attach_balancers,
     batch_loss,
     moe_layers,
 )
 
 
-class QuantiseFrom:
-    """Straight-through MXFP4 of expert weights, off until `switch_on`.
+def train(config: TrainConfig, *, resume: bool = False) -> Path:
+    """Runs `config` to its last step and returns the checkpoint directory.
 
-    The switch is a tensor, so that a compiled step serves both halves of a run.
-    """
-
-    def __init__(self, device: str) -> None:
-        self.on = torch.zeros((), device=device)
-
-    def __call__(self, w: Tensor) -> Tensor:
-        return w + self.on * (fake_quantize(w) - w).detach()
-
-    def switch_on(self) -> None:
-        self.on.fill_(1.0)
-
-
-def train(config: TrainConfig, resume: bool = False) -> Path:
-    """Runs `config` to its last step and returns the run folder.
+    `resume` goes on from the last save, and ends with the same bits as an uninterrupted run.
 
     Raises:
-        CheckpointError: `resume` without a state, or one of another model.
-        NonFiniteError: the loss or a gradient stopped being finite.
+        ConfigError: the run folder holds a run already (without `resume`), or data is missing.
+        CheckpointError: `resume` without a state, or with one of another model.
+        UnsupportedError: this machine does not have the device.
+        NonFiniteError: a weight, the loss or a gradient stopped being finite.
     """
     out = Path(config.out_dir)
-    out.mkdir(parents=True, exist_ok=True)
+    _check(config, out, resume)
     torch.set_float32_matmul_precision("high")
+    loader = open_loader(config)
     model = build_model(config)
     quantise = QuantiseFrom(config.device)
     for layer in moe_layers(model):
         layer.quantize = quantise
     optimizers = build_optimizers(model, config.optim)
-    loader = open_loader(config)
-    loss_fn = torch.compile(batch_loss, dynamic=False) if config.compile else batch_loss
-    stepper = Stepper(model, optimizers, config.optim, config.steps, loss_fn)
     first = 0
     if resume:
-        progress = load_state(out, model, optimizers)
+        progress = checkpoint.load_state(out, model, optimizers)
         loader.load_state_dict(progress["loader"])
         first = progress["step"]
-    log = RunLog(out, config, first)
-    batches = ahead(loader)
-    for step in range(first, config.steps):
-        if step >= config.qat_from * config.steps:
-            quantise.switch_on()
-        arrays, cursor = next(batches)
-        result = stepper(step, to_batch(arrays, config.device))
-        done = step + 1
-        log.step(done, result)
-        if done % config.eval_every == 0 or done == config.steps:
-            log.record(done, validation(model, config))
-        if done % config.save_every == 0 or done == config.steps:
-            save_state(out, model, optimizers, {"step": done, "loader": cursor})
-    log.close()
-    return out
+    stepper = Stepper(model, optimizers, config.optim, config.steps, _loss_function(model, config))
+    out.mkdir(parents=True, exist_ok=True)
+    with RunLog(out, config, first) as log, Prefetcher(loader) as batches:
+        for step in range(first, config.steps):
+            if step >= config.qat_from * config.steps:
+                quantise.switch_on()
+            result = stepper(step, DeviceBatch.of(next(batches), config.device))
+            done = step + 1
+            log.step(done, result)
+            if done % config.save_every == 0 or done == config.steps:
+                progress = {"step": done, "loader": batches.state_dict()}
+                checkpoint.save_state(out, model, optimizers, progress)
+            if config.eval_every and (done % config.eval_every == 0 or done == config.steps):
+                log.record(done, validate(model, config))
+    return export(model, config)
+
+
+def _check(config: TrainConfig, out: Path, resume: bool) -> None:
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise UnsupportedError(f"recipe {config.name} trains on {config.device}: no GPU here")
+    if not resume and (out / checkpoint.FILE).exists():
+        raise ConfigError(f"{out} holds a run already: resume it, or choose another folder")
+    if resume and not (out / checkpoint.FILE).exists():
+        raise CheckpointError(f"nothing to resume from: {out / checkpoint.FILE} does not exist")
 
 
 def build_model(config: TrainConfig) -> Transformer:
@@ -107,79 +99,36 @@ def build_model(config: TrainConfig) -> Transformer:
 def open_loader(config: TrainConfig) -> PackedLoader:
     """The recipe's mixture, from its shards, at the start of its first epoch."""
     folder = Path(config.data_dir)
-    shards = {kind: load_shard(folder, f"train_{kind}") for kind in config.mixture}
-    pad_id = parse_config(config.model).pad_token_id or 0
     return PackedLoader(
-        shards,
+        {kind: load_shard(folder, f"train_{kind}") for kind in config.mixture},
         config.mixture,
         batch_rows=config.rows,
         row_len=config.row_len,
-        pad_id=pad_id,
+        pad_id=_pad_id(config),
         seed=config.seed,
     )
 
 
-def ahead(loader: PackedLoader) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Batches, each with the cursor that follows it, packed in a thread while the step runs."""
-    ready: queue.Queue[tuple[Any, dict[str, Any]]] = queue.Queue(maxsize=4)
-
-    def pack() -> None:
-        for batch in loader:
-            ready.put((batch, loader.state_dict()))
-
-    threading.Thread(target=pack, daemon=True).start()
-    while True:
-        yield ready.get()
+def _pad_id(config: TrainConfig) -> int:
+    return parse_config(config.model).pad_token_id or 0
 
 
-def trained_model(config: TrainConfig) -> Transformer:
-    """The model of a finished or interrupted run, on the CPU, without optimiser state."""
-    model = Transformer(parse_config(config.model, f"recipe {config.name}"))
-    load_state(Path(config.out_dir), model, [])
-    return model
+def _loss_function(model: Transformer, config: TrainConfig) -> LossFunction:
+    if not config.compile:
+        return batch_loss
+    from perilune.train.compile import compile_parts  # the compiler takes seconds to import
+
+    return compile_parts(model)
 
 
-def to_batch(arrays: tuple[Any, Any, Any], device: str) -> Batch:
-    """Arrays [B, L] of ids, targets and document numbers as tensors on `device`."""
-    inputs, targets, segments = (torch.as_tensor(a) for a in arrays)
-    parts = (inputs.long(), targets.long(), segments.long())
-    return Batch(*(p.to(device, non_blocking=True) for p in parts))
-
-
-def validation(model: Transformer, config: TrainConfig) -> dict[str, float]:
+def validate(model: Transformer, config: TrainConfig) -> dict[str, float]:
     """Bits per byte of each kind of held-out text. Not compiled: it runs too rarely to pay."""
     scores = {}
-    pad_id = model.config.pad_token_id or 0
-    for held_out in held_out_sets(Path(config.data_dir), config.row_len, config.rows, pad_id):
-        batches = (to_batch(b, config.device) for b in held_out.batches)
-        score = evaluate(model, batches, batch_loss)
-        scores[f"bpb/{held_out.kind}"] = score.bits_per_byte(held_out.text_bytes)
+    eager = torch.compiler.set_stance("force_eager") if config.compile else nullcontext()
+    with eager:
+        for kind, text_bytes, batches in held_out_sets(
+            Path(config.data_dir), config.row_len, config.rows, _pad_id(config)
+        ):
+            on_device = (DeviceBatch.of(batch, config.device) for batch in batches)
+            scores[f"bpb/{kind}"] = evaluate(model, on_device).bits_per_byte(text_bytes)
     return scores
-
-
-class RunLog:
-    """`metrics.jsonl` and the progress line of a run."""
-
-    def __init__(self, out: Path, config: TrainConfig, first: int) -> None:
-        self.file = (out / "metrics.jsonl").open("a", encoding="utf-8")
-        self.config = config
-        self.bar = tqdm(total=config.steps, initial=first, unit="step", desc=config.name)
-        self.started, self.since = time.monotonic(), first
-
-    def step(self, step: int, result: StepResult) -> None:
-        self.bar.update()
-        if step % self.config.log_every and step != self.config.steps:
-            return
-        values = {name: float(value) for name, value in result._asdict().items()}
-        seconds = time.monotonic() - self.started
-        tokens = (step - self.since) * self.config.rows * self.config.row_len
-        self.bar.set_postfix(loss=f"{values['loss']:.3f}")
-        self.record(step, {**values, "tokens_per_s": round(tokens / seconds)})
-
-    def record(self, step: int, values: dict[str, float]) -> None:
-        self.file.write(json.dumps({"step": step, **values}) + "\n")
-        self.file.flush()
-
-    def close(self) -> None:
-        self.bar.close()
-        self.file.close()

@@ -1,11 +1,15 @@
-"""One training step: forward, backward, clip, balance, update."""
+"""One training step: forward, backward, clip, update, balance.
+
+Legend: B rows, L tokens of a row.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from perilune.core.errors import PeriluneError
 from perilune.kernels.common.packing import Packing
@@ -13,16 +17,25 @@ from perilune.model.model import Transformer
 from perilune.model.moe import MoE
 from perilune.train.balance import QuantileBalancer
 from perilune.train.config import OptimConfig
-from perilune.train.loss import cross_entropy
+from perilune.train.data import PADDING, Batch
+from perilune.train.loss import head_loss
 from perilune.train.optim import lr_at
 
 
-class Batch(NamedTuple):
-    """Rows of packed documents. Legend: B rows, L tokens of a row."""
+class DeviceBatch(NamedTuple):
+    """A `data.Batch` as int64 tensors where the model is."""
 
     inputs_BL: Tensor
     targets_BL: Tensor
-    segment_BL: Tensor
+    segments_BL: Tensor
+
+    @staticmethod
+    def of(batch: Batch, device: str) -> DeviceBatch:
+        tensors = (torch.as_tensor(array).long() for array in batch)
+        return DeviceBatch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+
+
+LossFunction = Callable[[Transformer, DeviceBatch], Tensor]
 
 
 class StepResult(NamedTuple):
@@ -36,32 +49,31 @@ class StepResult(NamedTuple):
 
 
 class NonFiniteError(PeriluneError):
-    """Loss or gradient is not finite; the message names the first parameter concerned."""
+    """A weight, the loss or a gradient is not finite; the message names the first one."""
 
 
-def batch_loss(model: Transformer, batch: Batch) -> Tensor:
+def batch_loss(
+    model: Transformer, batch: DeviceBatch, head: Callable[..., Tensor] = head_loss
+) -> Tensor:
     """Mean cross entropy of a batch, in nats a token."""
-    packing = Packing.rows(batch.segment_BL)
-    logits_TV = model(batch.inputs_BL.reshape(-1), packing)
-    return cross_entropy(logits_TV, batch.targets_BL.reshape(-1))
+    hidden_TD = model.model(batch.inputs_BL.reshape(-1), Packing.rows(batch.segments_BL), None)
+    return head(model, hidden_TD, batch.targets_BL.reshape(-1))
 
 
 def moe_layers(model: Transformer) -> list[MoE]:
+    """The MoE layers from the input upwards."""
     return [module for module in model.modules() if isinstance(module, MoE)]
 
 
 def attach_balancers(model: Transformer) -> None:
     """Gives every MoE layer its quantile balancer."""
-    moe = model.config.moe
-    if moe is None:
-        return
     for layer in moe_layers(model):
-        device = layer.gate.weight.device
-        layer.observe = QuantileBalancer(moe.num_experts, moe.num_experts_per_token).to(device)
+        experts, active = layer.gate.moe.num_experts, layer.gate.moe.num_experts_per_token
+        layer.observe = QuantileBalancer(experts, active).to(layer.gate.weight.device)
 
 
 class Stepper:
-    """Owns the optimisers; `loss_fn` may be a compiled `batch_loss`."""
+    """Owns the optimisers; `loss_fn` is `batch_loss` or a compiled form of it."""
 
     def __init__(
         self,
@@ -69,34 +81,57 @@ class Stepper:
         optimizers: list[torch.optim.Optimizer],
         config: OptimConfig,
         steps: int,
-        loss_fn=batch_loss,
+        loss_fn: LossFunction = batch_loss,
     ) -> None:
         self.model, self.optimizers, self.config = model, optimizers, config
         self.steps, self.loss_fn = steps, loss_fn
 
-    def __call__(self, step: int, batch: Batch) -> StepResult:
+    def __call__(self, step: int, batch: DeviceBatch) -> StepResult:
+        """Trains on `batch` as step number `step`, from 0.
+
+        Raises:
+            NonFiniteError: before anything was updated.
+        """
+        for _, balancer in self._balancers():
+            balancer.is_counted_T = (batch.segments_BL != PADDING).reshape(-1)
         loss = self.loss_fn(self.model, batch)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-        if not torch.isfinite(norm + loss.detach()):
-            raise NonFiniteError(f"step {step}: {self._first_non_finite()}")
+        grad_norm = self._clip(step, loss.detach())
         lr = lr_at(step, self.steps, self.config)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss.detach(), norm, lr, self._balance(loss))
+        return StepResult(loss.detach(), grad_norm, lr, self._balance(loss.device))
 
-    def _balance(self, loss: Tensor) -> Tensor:
-        worst = [loss.new_zeros((), dtype=torch.float64)]
-        for layer in moe_layers(self.model):
-            if isinstance(layer.observe, QuantileBalancer):
-                worst.append(layer.observe.update(layer.gate.e_score_correction_bias))
+    def _clip(self, step: int, loss: Tensor) -> Tensor:
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # Clipping would spread the NaN of one gradient over all of them.
+        if not torch.isfinite(norm + loss):
+            raise NonFiniteError(f"step {step}: {self._first_non_finite(loss)}")
+        nn.utils.clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
+        return norm
+
+    def _balance(self, device: torch.device) -> Tensor:
+        worst = [torch.zeros((), dtype=torch.float64, device=device)]
+        for layer, balancer in self._balancers():
+            worst.append(balancer.update(layer.gate.e_score_correction_bias))
         return torch.stack(worst).max()
 
-    def _first_non_finite(self) -> str:
+    def _balancers(self) -> Iterator[tuple[MoE, QuantileBalancer]]:
+        for layer in moe_layers(self.model):
+            if isinstance(layer.observe, QuantileBalancer):
+                yield layer, layer.observe
+
+    def _first_non_finite(self, loss: Tensor) -> str:
+        for name, p in self.model.named_parameters():
+            if not torch.isfinite(p).all():
+                return f"the weight {name} is not finite"
+        if not torch.isfinite(loss):
+            return f"the loss is {float(loss)}, although every weight is finite"
         for name, p in self.model.named_parameters():
             if p.grad is not None and not torch.isfinite(p.grad).all():
                 return f"the gradient of {name} is not finite"
-        return "the loss is not finite"
+        return "the norm of the gradients overflows"

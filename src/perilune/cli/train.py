@@ -1,0 +1,83 @@
+"""`perilune train RECIPE`: makes a recipe's data (`--prepare`), or trains its model."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from perilune.cli.local_model import positive_int
+from perilune.core.errors import ConfigError
+from perilune.train.config import TrainConfig
+from perilune.train.override import override
+from perilune.train.recipes import RECIPES, recipe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help=" or ".join(RECIPES))
+    parser.add_argument("--resume", action="store_true", help="go on from the last save")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the recipe's)")
+    parser.add_argument("--steps", type=positive_int, metavar="N", help="length of the run")
+    parser.add_argument("--out", metavar="DIR", help="folder of the run")
+    parser.add_argument("--data", metavar="DIR", help="folder of the token shards")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="A.B=C",
+        help="replace one value of the recipe, for example optim.peak_lr=1e-3; may be repeated",
+    )
+    prepare = parser.add_argument_group("preparing data (instead of training)")
+    prepare.add_argument(
+        "--prepare", action="store_true", help="fetch the sources, encode them, write the shards"
+    )
+    prepare.add_argument(
+        "--chat", type=Path, metavar="DIR", help="folder of the smol_chat_*.jsonl.xz files"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepares or trains; wrong settings and missing data raise `ConfigError`."""
+    config = recipe(args.recipe)
+    for setting in args.settings:
+        config = override(config, setting)
+    if args.device is not None:
+        config = config.on(args.device)
+    given = {"steps": args.steps, "out_dir": args.out, "data_dir": args.data}
+    config = replace(config, **{key: value for key, value in given.items() if value is not None})
+    return _prepare(args, config) if args.prepare else _train(args, config)
+
+
+def _prepare(args: argparse.Namespace, config: TrainConfig) -> int:
+    from perilune.train.prepare import prepare
+
+    if args.chat is None:
+        raise ConfigError(
+            "--prepare needs --chat DIR, the folder of the smol_chat_*.jsonl.xz files"
+        )
+    data = Path(config.data_dir)
+    prepared = prepare(
+        data, data.parent / "cache", chat_dir=args.chat, tokenizer_dir=Path(config.tokenizer_dir)
+    )
+    shards = prepared.manifest["shards"].values()
+    print(f"{data}: {sum(shard['num_tokens'] for shard in shards):,} tokens")
+    return 0
+
+
+def _train(args: argparse.Namespace, config: TrainConfig) -> int:
+    # Here for --help's sake; all at once, so that a missing extra is told before hours of work.
+    from perilune.train.curve import draw_curve
+    from perilune.train.loop import train
+    from perilune.train.run_log import METRICS_FILE, read_metrics
+
+    if not (Path(config.data_dir) / "manifest.json").is_file():
+        raise ConfigError(
+            f"{config.data_dir} holds no training data; make it with: "
+            f"perilune train {args.recipe} --prepare --chat DIR --data {config.data_dir}"
+        )
+    directory = train(config, resume=args.resume)
+    out = Path(config.out_dir)
+    draw_curve(read_metrics(out / METRICS_FILE), out / "curve.png")
+    print(f"{directory}: the trained model; curves in {out / 'curve.png'}")
+    return 0

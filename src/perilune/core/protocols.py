@@ -49,7 +49,7 @@ class ChatModel(Protocol):
     def model_id(self) -> str: ...
 
     def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
-        """Yields deltas; the last one is `Finish`. Closing the iterator aborts. Raises as Engine."""
+        """Yields deltas; the last is `Finish`. Closing the iterator aborts. Raises as Engine."""
         ...
 
     def complete(self, request: CompletionRequest) -> AsyncIterator[ChatEvent]:

@@ -1,0 +1,92 @@
+"""The registry's errors and choices, and what counts as equal."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from perilune.core.errors import UnsupportedError
+from perilune.kernels import registry
+from perilune.kernels.registry import OPS, Op, load_attr, resolve, spec
+from perilune.kernels.testing import CheckResult, check, relative_error
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_declaration_resolves(name):
+    declared = spec(name)
+    assert declared.name == name
+    paths = [declared.reference, *declared.backends.values()]
+    if declared.oracle is not None:
+        paths.append(declared.oracle)
+    assert all(callable(load_attr(path)) for path in paths)
+    assert declared.cases
+    assert "->" in declared.signature
+
+
+@pytest.mark.parametrize("find", [spec, resolve])
+def test_an_unknown_op_is_named_with_the_known_ones(find):
+    with pytest.raises(UnsupportedError, match=r"unknown op 'kda_chunks'; known: kda_chunk, "):
+        find("kda_chunks")
+
+
+def test_an_op_logs_its_choice_once(caplog):
+    op = resolve("router")
+    logits, bias = torch.zeros(2, 4), torch.zeros(4)
+    with caplog.at_level(logging.INFO, logger=registry.__name__):
+        first = op(logits, bias, 2, True, 1.0)
+        second = op(logits, bias, 2, True, 1.0)
+    assert caplog.messages == [
+        "op router on cpu: perilune.kernels.router.reference:route (no backend declared for it)"
+    ]
+    assert torch.equal(first.expert_TR, second.expert_TR)
+
+
+def test_a_declared_backend_runs_in_place_of_the_reference(monkeypatch, caplog):
+    declared = replace(spec("situ"), backends={"cpu": "somewhere:else"})
+    monkeypatch.setattr(registry, "spec", lambda name: declared)
+    monkeypatch.setattr(registry, "load_attr", lambda path: lambda *args, **kwargs: path)
+    with caplog.at_level(logging.INFO, logger=registry.__name__):
+        assert Op("situ")(torch.zeros(2), 4.0, 25.0) == "somewhere:else"
+    assert caplog.messages == ["op situ on cpu: somewhere:else (declared for it)"]
+
+
+def test_a_backend_that_does_not_exist_raises():
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        load_attr("perilune.kernels.situ.reference:no_such_thing")
+
+
+def test_relative_error_is_the_norm_of_the_gap_over_that_of_the_truth():
+    want = torch.tensor([3.0, 4.0])
+    assert relative_error(want, want) == 0
+    assert relative_error(torch.tensor([3.0, 4.5]), want) == pytest.approx(0.1)
+    assert relative_error(torch.tensor([0.25]), torch.zeros(1)) == 0.25
+    assert relative_error(torch.zeros(0), torch.zeros(0)) == 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_never_passes(bad):
+    assert relative_error(torch.tensor([1.0, bad]), torch.ones(2)) == math.inf
+    assert not CheckResult("op", "case", "reference", "output 0", math.nan, 1.0).passed
+
+
+def test_a_truth_that_is_not_finite_never_passes():
+    error = relative_error(torch.ones(1), torch.tensor([math.nan]))
+    assert not CheckResult("op", "case", "reference", "output 0", error, 1e9).passed
+    error = relative_error(torch.ones(1), torch.tensor([math.inf]))
+    assert not CheckResult("op", "case", "reference", "output 0", error, 1e9).passed
+
+
+def test_another_shape_never_passes_even_where_it_would_broadcast():
+    assert relative_error(torch.ones(1, 2), torch.ones(2)) == math.inf
+    assert relative_error(torch.ones(1), torch.ones(2)) == math.inf
+
+
+def test_a_check_leaves_its_inputs_to_the_next_one_and_repeats_by_seed():
+    declared = spec("kda_decode")
+    first, second, other = ([r.error for r in check(declared, seed=seed)] for seed in (0, 0, 1))
+    assert first == second
+    assert first != other

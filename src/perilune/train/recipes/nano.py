@@ -10,7 +10,7 @@ MIXTURE = {"chat": 0.42, "code": 0.25, "prose": 0.17, "synthetic": 0.16}
 
 
 def nano() -> TrainConfig:
-    """About ten minutes on one H200."""
+    """Nine minutes on one H200, compilation included."""
     return TrainConfig(
         name="nano",
         model=nano_model(),
@@ -18,15 +18,15 @@ def nano() -> TrainConfig:
         tokenizer_dir="models/nano",
         mixture=MIXTURE,
         out_dir="runs/nano",
-        steps=4800,
+        steps=2254,
         rows=64,
         row_len=1024,
         qat_from=0.6,
         device="cuda",
         compute_dtype="bfloat16",
         compile=True,
-        eval_every=800,
-        save_every=800,
+        eval_every=750,
+        save_every=750,
         optim=OptimConfig(peak_lr=3e-3),
     )
 

@@ -1,0 +1,120 @@
+"""`perilune kernels`: what it lists, its table, and its exit status when a check is red."""
+
+import argparse
+import io
+import sys
+from dataclasses import replace
+
+import pytest
+
+from perilune.cli import kernels as command
+from perilune.cli.main import main
+from perilune.core.errors import UnsupportedError
+from perilune.kernels.norm.reference import rms_norm
+from perilune.kernels.registry import OPS, spec
+from perilune.kernels.testing import CheckResult
+
+
+def run(*argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(argv))
+
+
+def eps_forgotten(x_D, weight_D, eps):
+    return rms_norm(x_D, weight_D, 0.0)
+
+
+def plant(monkeypatch) -> None:
+    wrong = replace(
+        spec("rms_norm"),
+        oracle=spec("rms_norm").reference,
+        reference=f"{__name__}:eps_forgotten",
+        backends={},
+    )
+    monkeypatch.setattr(command, "spec", lambda name: wrong)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_list_names_every_op_with_signature_and_backends(capsys):
+    assert run("list") == 0
+    entries = capsys.readouterr().out.rstrip("\n").split("\n\n")
+    assert len(entries) == len(OPS)
+    for name, entry in zip(OPS, entries, strict=True):
+        head, *paths = entry.split("\n")
+        assert head == name + spec(name).signature
+        declared = {"reference": spec(name).reference, **spec(name).backends}
+        assert dict(path.split() for path in paths) == declared
+
+
+def test_check_prints_a_line_a_check_and_succeeds(capsys):
+    assert run("check", "router") == 0
+    out = capsys.readouterr()
+    head, *rows, blank, total = out.out.rstrip("\n").split("\n")
+    assert head.split() == ["op", "case", "backend", "what", "error", "bound"]
+    assert len(rows) == 15
+    assert all(row.startswith("router") and row.endswith("ok") for row in rows)
+    assert blank == ""
+    assert total == "15 checks of 1 op(s), seed 0: 0 red"
+    assert out.err == ""
+
+
+def test_another_seed_draws_other_inputs(capsys):
+    outputs = []
+    for seed in ("0", "0", "7"):
+        assert run("check", "mla_decode", "--seed", seed) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert outputs[0].replace("seed 0", "seed 7") != outputs[2]
+
+
+def test_a_red_check_is_shown_and_fails(monkeypatch, capsys):
+    plant(monkeypatch)
+    assert run("check", "rms_norm") == 1
+    out = capsys.readouterr().out
+    red = [line for line in out.split("\n") if line.endswith("RED")]
+    assert any("as_small_as_eps" in line and "output 0" in line for line in red)
+    assert f"{len(red)} red" in out
+
+
+def test_all_ops_are_checked_by_default(monkeypatch, capsys):
+    asked = []
+
+    def one_result(op, seed):
+        asked.append((op.name, seed))
+        yield CheckResult(op.name, "case", "reference", "output 0", 0.0, 1.0)
+
+    monkeypatch.setattr(command, "check", one_result)
+    assert run("check", "--seed", "3") == 0
+    assert {name for name, _ in asked} == set(OPS)
+    assert {seed for _, seed in asked} == {3}
+    assert f"of {len(OPS)} op(s)" in capsys.readouterr().out
+
+
+def test_a_bar_shows_on_a_terminal_only(monkeypatch, capsys):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert run("check", "situ") == 0
+    assert "situ" in screen.getvalue()
+    assert "RED" not in capsys.readouterr().out
+
+
+def test_an_unknown_op_is_one_line(capsys):
+    with pytest.raises(UnsupportedError):
+        run("check", "no_such_op")
+    assert main(["kernels", "check", "no_such_op"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("perilune: error: unknown op 'no_such_op'; known: kda_chunk")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("seed", ["-1", "x", "1.5", "4294967296", "٣"])
+def test_a_wrong_seed_is_a_usage_error(seed, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["kernels", "check", f"--seed={seed}"])
+    assert stop.value.code == 2
+    assert "must be a whole number" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
 from perilune.model.moe import MoE
-from perilune.model.packing import Packing
+from perilune.kernels.common.packing import Packing
 
 SMALLEST_GAP = 1e-4
 """Right implementations choose different experts where biased scores lie closer than rounding."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perilune.engine.sequence import TokenSequence
 from perilune.engine.step_model import StepCache
-from perilune.model.packing import Packing
+from perilune.kernels.common.packing import Packing
 
 CALL_COST = 32
 """A model call costs about what so many prompt tokens cost (nano on one CPU core)."""

@@ -12,7 +12,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from perilune.model.packing import Packing
+from perilune.kernels.common.packing import Packing
 
 
 @dataclass(eq=False)

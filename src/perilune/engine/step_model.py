@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from perilune.model.packing import Packing
+from perilune.kernels.common.packing import Packing
 
 
 class StepCache(Protocol):

@@ -16,7 +16,7 @@ ARCHITECTURES = {
 def config_json(config: ModelConfig) -> dict[str, Any]:
     """The JSON object that parses to `config` (but for `ignored_keys`)."""
     eos = config.eos_token_id
-    outer = {
+    outer: dict[str, Any] = {
         "architectures": ARCHITECTURES[config.family],
         "model_type": config.family,
         "dtype": config.dtype,
@@ -60,7 +60,7 @@ def _text(config: ModelConfig) -> dict[str, Any]:
 
 def _linear_attn(config: ModelConfig) -> dict[str, Any]:
     kda, layers = config.kda, range(config.num_layers)
-    values = {
+    values: dict[str, Any] = {
         "full_attn_layers": [i + 1 for i in layers if config.is_mla(i)],
         "kda_layers": [i + 1 for i in layers if not config.is_mla(i)],
         "num_heads": kda.num_heads,

@@ -20,14 +20,14 @@ class Linear(nn.Module):
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.half: HalfLinear | None = None
+        self.as_half: HalfLinear | None = None
 
     def freeze(self) -> None:
-        self.half = half_linear(self.weight)
+        self.as_half = half_linear(self.weight)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        if self.half is not None and x_TD.shape[0] <= MAX_TOKENS:
-            return self.half(x_TD)
+        if self.as_half is not None and x_TD.shape[0] <= MAX_TOKENS:
+            return self.as_half(x_TD)
         return linear(x_TD, self.weight.to(x_TD.dtype))
 
 
@@ -42,11 +42,11 @@ class Fused:
         self.parts = tuple(parts)
         self.sizes = [part.weight.shape[0] for part in parts]
         self.frozen: Tensor | None = None
-        self.half: HalfLinear | None = None
+        self.as_half: HalfLinear | None = None
 
     def __call__(self, x_TD: Tensor) -> Tensor:
-        if self.half is not None and x_TD.shape[0] <= MAX_TOKENS:
-            return self.half(x_TD)
+        if self.as_half is not None and x_TD.shape[0] <= MAX_TOKENS:
+            return self.as_half(x_TD)
         weight = self.frozen
         if weight is None:
             weight = torch.cat([part.weight for part in self.parts]).to(x_TD.dtype)
@@ -58,7 +58,7 @@ class Fused:
 
     def freeze(self) -> None:
         self.frozen = torch.cat([part.weight.data for part in self.parts])
-        self.half = half_linear(self.frozen)
+        self.as_half = half_linear(self.frozen)
         for part, rows in zip(self.parts, self.frozen.split(self.sizes), strict=True):
             part.weight = nn.Parameter(rows, requires_grad=False)
 

@@ -60,14 +60,14 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(moe.num_experts, config.hidden_size))
         self.e_score_correction_bias: Tensor
         self.register_buffer("e_score_correction_bias", torch.zeros(moe.num_experts))
-        self.half: HalfLinear | None = None
+        self.as_half: HalfLinear | None = None
 
     def freeze(self) -> None:
-        self.half = half_linear(self.weight)
+        self.as_half = half_linear(self.weight)
 
     def forward(self, x_TD: Tensor) -> Routes:
-        if self.half is not None and x_TD.shape[0] <= MAX_TOKENS:
-            logits_TE = self.half(x_TD)
+        if self.as_half is not None and x_TD.shape[0] <= MAX_TOKENS:
+            logits_TE = self.as_half(x_TD)
         else:
             dtype = torch.promote_types(torch.float32, x_TD.dtype)
             logits_TE = torch.nn.functional.linear(x_TD.to(dtype), self.weight.to(dtype))
@@ -87,10 +87,10 @@ class Experts(nn.Module):
         super().__init__()
         self.w13 = nn.Parameter(torch.empty(moe.num_experts, 2 * moe.intermediate_size, width))
         self.w2 = nn.Parameter(torch.empty(moe.num_experts, width, moe.intermediate_size))
-        self.half: list[ExpertMaps] | None = None
+        self.as_half: list[ExpertMaps] | None = None
 
     def freeze(self) -> None:
-        self.half = half_experts(self.w13, self.w2)
+        self.as_half = half_experts(self.w13, self.w2)
 
 
 class MoE(nn.Module):
@@ -127,8 +127,8 @@ class MoE(nn.Module):
         return y_TD + self.shared_experts(x_TD) if self.has_shared else y_TD
 
     def _routed(self, z_TL: Tensor, routes: Routes) -> Tensor:
-        if self.experts.half is not None and z_TL.shape[0] <= MAX_TOKENS:
-            return few_token_experts(z_TL, routes, self.experts.half, self.activation)
+        if self.experts.as_half is not None and z_TL.shape[0] <= MAX_TOKENS:
+            return few_token_experts(z_TL, routes, self.experts.as_half, self.activation)
         w13, w2 = self.experts.w13, self.experts.w2
         if self.quantize is not None:
             w13, w2 = self.quantize(w13), self.quantize(w2)

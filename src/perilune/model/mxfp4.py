@@ -84,8 +84,8 @@ class _StraightThrough(torch.autograd.Function):
         return values.view(weight_OI.shape).to(weight_OI.dtype)
 
     @staticmethod
-    def backward(ctx: object, grad_OI: Tensor) -> Tensor:
-        return grad_OI
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        return grads[0]
 
 
 def _to_grid(weight_OI: Tensor) -> tuple[Tensor, Tensor]:

@@ -178,7 +178,7 @@ def _split(specs: Iterable[TensorSpec], max_bytes: int) -> list[list[TensorSpec]
 
 def _bytes_of(value: Tensor) -> memoryview:
     flat = value.detach().to("cpu").contiguous().flatten()
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

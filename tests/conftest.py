@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+# No test is timed: a loaded machine must not fail one. CI draws the same examples every time.
+settings.register_profile("perilune", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("perilune")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from perilune.kernels.common.packing import Packing
 from perilune.kernels.router.reference import Routes
 from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
 from perilune.model.moe import MoE
-from perilune.kernels.common.packing import Packing
 
 SMALLEST_GAP = 1e-4
 """Right implementations choose different experts where biased scores lie closer than rounding."""
@@ -45,13 +45,21 @@ class _Gap(nn.Module):
 
 @pytest.fixture(scope="session")
 def draw() -> Callable[..., Drawn]:
-    """A random fp32 model of `raw` and `tokens` ids; drawn again while the routing nearly ties."""
+    """A random fp32 model of `raw` and `tokens` ids; drawn again while the routing nearly ties.
 
-    def draw(raw: dict[str, Any], tokens: int, seed: int = 0, gain: float = 0.8) -> Drawn:
+    `rounded`: weights rounded to bf16, as in a checkpoint; few tokens then run on weights held as
+    fp16.
+    """
+
+    def draw(
+        raw: dict[str, Any], tokens: int, seed: int, *, gain: float = 0.8, rounded: bool = False
+    ) -> Drawn:
         config = parse_config(raw)
         for attempt in range(40):
             generator = torch.Generator().manual_seed(1000 * seed + attempt)
             model = random_weights(Transformer(config), generator, gain)
+            if rounded:
+                model = model.bfloat16().float()
             ids_T = torch.randint(0, config.vocab_size, (tokens,), generator=generator)
             logits_TV, gap = _run(model, ids_T)
             if gap > SMALLEST_GAP:

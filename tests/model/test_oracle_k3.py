@@ -121,9 +121,10 @@ def checkpoint_names(state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return arrays
 
 
+@pytest.mark.parametrize("rounded", [False, True], ids=["fp32", "bf16_weights"])
 @pytest.mark.parametrize("raw", CASES)
-def test_logits_equal_the_oracle(raw, draw, in_pieces, spread):
-    drawn = draw(raw, TOKENS, seed=3)
+def test_logits_equal_the_oracle(raw, rounded, draw, in_pieces, spread):
+    drawn = draw(raw, TOKENS, seed=3, rounded=rounded)
     model = oracle(raw, checkpoint_names(drawn.model.state_dict()))
     ids = mx.array(drawn.ids_T.numpy()[None])
     want = np.array(model(ids))[0]

@@ -106,9 +106,10 @@ def renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return named
 
 
+@pytest.mark.parametrize("rounded", [False, True], ids=["fp32", "bf16_weights"])
 @pytest.mark.parametrize("raw", CASES)
-def test_logits_equal_the_oracle(raw, draw, in_pieces, spread):
-    drawn = draw(raw, TOKENS, seed=4)
+def test_logits_equal_the_oracle(raw, rounded, draw, in_pieces, spread):
+    drawn = draw(raw, TOKENS, seed=4, rounded=rounded)
     model = oracle(raw, drawn.model.state_dict())
     ids = drawn.ids_T[None]
     with torch.no_grad():

@@ -36,7 +36,8 @@ def experts(
     for expert, count in enumerate(counts_E.tolist()):
         if count:
             rows = x_RL[start : start + count]
-            parts.append(activation(rows @ w13_E2IL[expert].t()) @ w2_ELI[expert].t())
+            w13, w2 = (w[expert].to(rows.dtype).t() for w in (w13_E2IL, w2_ELI))
+            parts.append(activation(rows @ w13) @ w2)
             start += count
     out_RL = torch.cat(parts) if parts else out_RL
     dtype = torch.promote_types(torch.float32, x_TL.dtype)

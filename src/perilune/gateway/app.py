@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from perilune.core.errors import PeriluneError
@@ -43,7 +43,7 @@ class Request(NamedTuple):
 
 class Handler(NamedTuple):
     method: str
-    answer: Callable[[Request], Awaitable[Reply | None]]
+    answer: Callable[[Request], Coroutine[Any, Any, Reply | None]]
     """None means that the answer has gone out already, as a stream."""
 
 

@@ -237,7 +237,7 @@ def tiny_k3(
 
     Any key of `text_config` can be given; `linear_attn` overrides keys of `linear_attn_config`.
     """
-    values = {
+    values: dict[str, Any] = {
         "model_type": "kimi_linear",
         "vocab_size": 128,
         "hidden_size": 64,
@@ -281,7 +281,7 @@ def tiny_kimi_linear(
     *, dtype: str = "bfloat16", linear_attn: dict[str, Any] | None = None, **text: Any
 ) -> dict[str, Any]:
     """A Kimi Linear of about 0.2 M parameters; keywords as in `tiny_k3`."""
-    values = {
+    values: dict[str, Any] = {
         "model_type": "kimi_linear",
         "dtype": dtype,
         "vocab_size": 128,

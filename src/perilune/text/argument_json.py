@@ -87,5 +87,5 @@ def type_name(value: object) -> str:
         return "number"
     if isinstance(value, bool):
         return "boolean"
-    names = {str: "string", dict: "object", list: "array", type(None): "null"}
+    names: dict[type, str] = {str: "string", dict: "object", list: "array", type(None): "null"}
     return names[type(value)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perilune.core.types import ReasoningDelta, TextDelta, TextLogprob
+from perilune.text.chat import ChatDelta
 from perilune.text.detokenizer import Utf8Stream
 
 
@@ -17,18 +18,16 @@ class ChannelText:
         self._stream = Utf8Stream()
         self._logprobs: list[TextLogprob] = []
 
-    def push(
-        self, data: bytes, logprob: TextLogprob | None = None
-    ) -> list[ReasoningDelta | TextDelta]:
+    def push(self, data: bytes, logprob: TextLogprob | None = None) -> list[ChatDelta]:
         if logprob is not None:
             self._logprobs.append(logprob)
         return self._emit(self._stream.push(data))
 
-    def flush(self) -> list[ReasoningDelta | TextDelta]:
+    def flush(self) -> list[ChatDelta]:
         """What still waits, when the channel ends."""
         return self._emit(self._stream.flush())
 
-    def _emit(self, text: str) -> list[ReasoningDelta | TextDelta]:
+    def _emit(self, text: str) -> list[ChatDelta]:
         if not text:
             return []
         logprobs, self._logprobs = tuple(self._logprobs), []

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from perilune.core.types import Message, TextPart
 from perilune.train.archives import read_archive
@@ -31,6 +32,7 @@ _UNWANTED = re.compile(
 )
 _MAX_REPLIES = 10
 _MIN_REPLY_CHARS = 12
+_EFFORTS: tuple[Literal["low", "high", "max"], ...] = ("low", "high", "max")
 _SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "You are perilune nano, a small and friendly assistant.",
@@ -57,7 +59,7 @@ def conversation(turns: Sequence[str], seed_text: str) -> Conversation:
         system = TextPart(text=rng.choice(_SYSTEM_PROMPTS))
         messages.insert(0, Message(role="system", content=(system,)))
     thinking = rng.random() < 0.5
-    effort = rng.choice(("low", "high", "max")) if thinking and rng.random() < 0.04 else None
+    effort = rng.choice(_EFFORTS) if thinking and rng.random() < 0.04 else None
     return Conversation(messages=tuple(messages), thinking=thinking, thinking_effort=effort)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import nn
 
 from perilune.model.model import Transformer
 from perilune.train.loss import head_loss
@@ -24,5 +25,6 @@ def compile_parts(model: Transformer, backend: str = "inductor") -> LossFunction
     for layer in model.model.layers:
         feed_forward = layer.block_sparse_moe if layer.is_moe else layer.mlp
         for part in (layer.self_attn, feed_forward):
+            assert isinstance(part, nn.Module)
             part.compile(dynamic=False, backend=backend)
     return partial(batch_loss, head=torch.compile(head_loss, dynamic=False, backend=backend))

@@ -89,7 +89,8 @@ class _Stream:
         rng = np.random.default_rng([self.seed, zlib.crc32(self.kind.encode()), epoch])
         table = cut_pieces(self.shard.offsets, self.row_len, rng)
         order = rng.permutation(len(table.starts))
-        self.table = _PieceTable(*(column[order] for column in table))
+        starts, stops, is_ends = table
+        self.table = _PieceTable(starts[order], stops[order], is_ends[order])
         self.epoch, self.position = epoch, position
 
     def draw(self) -> Piece:

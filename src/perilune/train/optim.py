@@ -47,7 +47,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # pyrefly: ignore[bad-override]
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for p in group["params"]:
@@ -61,7 +61,7 @@ class Muon(torch.optim.Optimizer):
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-        grads = [p.grad for p in params]
+        grads = [p.grad for p in params if p.grad is not None]
         buffers = [self.state[p]["momentum"] for p in params]
         torch._foreach_mul_(buffers, momentum)
         torch._foreach_add_(buffers, grads, alpha=1 - momentum)

@@ -41,16 +41,16 @@ def few_token_experts(
         users.setdefault(expert, []).append(pair)
     order = [pair for pairs in users.values() for pair in pairs]
     counts = [len(pairs) for pairs in users.values()]
-    if x_TL.shape[0] == 1:
+    index_R = None if x_TL.shape[0] == 1 else torch.tensor(order)
+    if index_R is None:
         inputs = [x_TL] * r
         weight_R1 = routes.weight_TR.view(-1, 1)
     else:
-        index_R = torch.tensor(order)
         inputs = x_TL[index_R // r].split(counts)
         weight_R1 = routes.weight_TR.view(-1)[index_R, None]
     hidden = [maps[e].w13(x) for e, x in zip(users, inputs, strict=True)]
     active = activation(torch.cat(hidden)).split(counts)
     out_RL = torch.cat([maps[e].w2(a) for e, a in zip(users, active, strict=True)]) * weight_R1
-    if x_TL.shape[0] == 1:
+    if index_R is None:
         return out_RL.sum(0, keepdim=True)
     return torch.zeros_like(x_TL).index_add_(0, index_R // r, out_RL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from perilune.kernels.common.cases import FP32, normal
@@ -71,13 +73,16 @@ def _decode_inputs(
     }
 
 
-def decode_by_recurrence(**inputs: torch.Tensor) -> torch.Tensor:
+def decode_by_recurrence(**inputs: Any) -> torch.Tensor:
     """Oracle of `kda_decode`: the recurrence on N one-token sequences, state written back."""
     from perilune.kernels.kda.reference import kda_recurrent
 
     state = inputs.pop("state_NHKV")
     bound = inputs.pop("lower_bound")
-    out = kda_recurrent(*inputs.values(), Packing.of([1] * state.shape[0]), bound, state)
+    packing = Packing.of([1] * state.shape[0])
+    # The names differ in their shapes (N for T), the order does not.
+    out = kda_recurrent(*inputs.values(), packing, bound, state)  # pyrefly: ignore
+    assert out.state_NHKV is not None
     state.copy_(out.state_NHKV)
     return out.o_THV
 

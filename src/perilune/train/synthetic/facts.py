@@ -39,7 +39,7 @@ _PASTS = (
 @cache
 def _rows(table: str) -> list[list[str]]:
     """Lines of `<table>.txt`, cut at the bars."""
-    text = resources.files(__package__).joinpath(f"{table}.txt").read_text("utf-8")
+    text = resources.files("perilune.train.synthetic").joinpath(f"{table}.txt").read_text("utf-8")
     return [line.split("|") for line in text.splitlines()]
 
 

@@ -32,7 +32,9 @@ class PythonTask(NamedTuple):
 @cache
 def python_tasks() -> tuple[PythonTask, ...]:
     """The tasks of `python_tasks.txt`: blocks of `# task`, `# why`, `# check` and code."""
-    text = resources.files(__package__).joinpath("python_tasks.txt").read_text("utf-8")
+    text = (
+        resources.files("perilune.train.synthetic").joinpath("python_tasks.txt").read_text("utf-8")
+    )
     return tuple(map(_parse, re.split(r"\n(?=# task: )", text.strip())))
 
 

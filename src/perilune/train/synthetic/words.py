@@ -7,7 +7,7 @@ from importlib import resources
 
 from perilune.train.synthetic.chat import Chat, exchange
 
-WORDS = resources.files(__package__).joinpath("words.txt").read_text("utf-8").split()
+WORDS = resources.files("perilune.train.synthetic").joinpath("words.txt").read_text("utf-8").split()
 
 
 def listed(text: str) -> list[str]:

@@ -35,7 +35,7 @@ docs: $(VENV)/.dev               ## renew the generated blocks of the documents
 	$(BIN)/cog -r $(GENERATED)
 
 bench: $(VENV)/.dev              ## measure prefill and decode on the CPU
-	$(ONE_THREAD) $(BIN)/python benchmarks/cpu.py $(ARGS)
+	$(BIN)/python benchmarks/cpu.py $(ARGS)
 
 clean:                           ## remove the virtual environment and the caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
+from perilune.kernels.common.packing import Packing
 from perilune.model.api import LanguageModel, load_model
 from perilune.model.cache import SequenceCache
-from perilune.kernels.common.packing import Packing
 
 PROMPT_LEN = 512
 DECODE_STEPS = 64

@@ -46,9 +46,9 @@ def checkpoint(tmp_path_factory) -> Path:
     """A K3 of 0.2 M random parameters with a byte tokenizer."""
     import torch
 
-    from perilune.model.config import parse_config
     from perilune.model.init import random_weights
     from perilune.model.model import Transformer
+    from perilune.model.parse_config import parse_config
     from perilune.model.presets import tiny_k3
     from perilune.model.save import save_checkpoint
 

@@ -10,9 +10,9 @@ import torch
 
 from perilune.cli import model as command
 from perilune.core.errors import CheckpointError, ConfigError
-from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3
 from perilune.model.save import save_checkpoint
 from perilune.model.verify import SINGLE, verify_checkpoint

@@ -22,9 +22,9 @@ from perilune.gateway.app import Gateway
 from perilune.gateway.backends.local import LocalModel
 from perilune.gateway.router import Route, Router
 from perilune.gateway.server import free_address, listening
-from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3
 from perilune.model.save import save_checkpoint
 from perilune.telemetry.metrics import ServerMetrics

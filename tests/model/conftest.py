@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.router.reference import Routes
-from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
 from perilune.model.moe import MoE
+from perilune.model.parse_config import parse_config
 
 SMALLEST_GAP = 1e-4
 """Right implementations choose different experts where biased scores lie closer than rounding."""

@@ -16,9 +16,9 @@ from perilune.core.errors import (
     UnsupportedError,
 )
 from perilune.model.api import LanguageModel
-from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3, tiny_kimi_linear
 from perilune.model.save import save_checkpoint
 

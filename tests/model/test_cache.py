@@ -12,9 +12,9 @@ from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
 from perilune.model.cache import KDACache, MLACache, SequenceCache
-from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3, tiny_kimi_linear
 
 CLOSE = 1e-4
@@ -22,16 +22,14 @@ CLOSE = 1e-4
 TOKENS = 70
 
 
-def make_model(raw: dict, *, rounded: bool = False) -> Transformer:
-    """`rounded`: to bf16, as in a checkpoint; few tokens then run on weights held as fp16."""
-    model = random_weights(Transformer(parse_config(raw)), torch.Generator().manual_seed(6))
-    return (model.bfloat16().float() if rounded else model).freeze()
+def make_model(raw: dict) -> Transformer:
+    return random_weights(Transformer(parse_config(raw)), torch.Generator().manual_seed(6))
 
 
 MODELS = {
-    "k3": make_model(tiny_k3(hidden_size=40, num_hidden_layers=5)),
-    "k3_rounded": make_model(tiny_k3(hidden_size=40, num_hidden_layers=5), rounded=True),
-    "kimi_linear": make_model(tiny_kimi_linear(hidden_size=40, num_hidden_layers=4)),
+    # Rounded as in a checkpoint: few tokens then run on weights held as fp16.
+    "k3": make_model(tiny_k3(hidden_size=40, num_hidden_layers=5)).bfloat16().float().freeze(),
+    "kimi_linear": make_model(tiny_kimi_linear(hidden_size=40, num_hidden_layers=4)).freeze(),
 }
 IDS = torch.randint(0, 128, (TOKENS,), generator=torch.Generator().manual_seed(8))
 
@@ -84,7 +82,9 @@ def test_every_cut_agrees_with_one_shot(name, cut):
 
 
 @pytest.mark.parametrize(
-    "lengths", [[1] * TOKENS, [64, *[1] * 6], [1, 32, 33, 1, 1, 2], [7] * 10], ids=str
+    "lengths",
+    [[1] * TOKENS, [64, *[1] * 6], [1, 32, 33, 1, 1, 2], [7] * 10],
+    ids=["single_tokens", "prefill_then_decode", "mixed", "sevens"],
 )
 def test_single_tokens_and_odd_chunks_agree_with_one_shot(name, lengths):
     logits, cache = read(MODELS[name], IDS, lengths)
@@ -155,9 +155,16 @@ def test_a_clone_and_its_original_go_on_apart(name):
             elif isinstance(kept, MLACache) and isinstance(layer, MLACache):
                 assert kept.length == layer.length
                 assert torch.equal(kept.buffer_SC[:40], layer.buffer_SC[:40])
-        got = model(torch.tensor([9]), one, [original])
-        want = model(torch.tensor([9]), one, [prefilled(model, [40])[0]])
-        assert torch.equal(got, want)
+        # In turns: a row that both could write would show in the one that wrote first.
+        fresh = {token: prefilled(model, [40])[0] for token in (9, 3)}
+        assert torch.equal(
+            model(torch.tensor([9]), one, [original]), model(torch.tensor([9]), one, [fresh[9]])
+        )
+        for token in (3, 4, 5):
+            model(torch.tensor([token]), one, [fresh[3]])
+        assert torch.equal(
+            model(torch.tensor([7]), one, [clone]), model(torch.tensor([7]), one, [fresh[3]])
+        )
 
 
 def test_the_state_of_kda_stays_the_same_size_and_latents_double(name):
@@ -183,8 +190,8 @@ def test_rows_survive_the_growth_of_the_buffer():
 
 
 def test_a_cache_keeps_states_in_fp32_and_latents_as_the_model_computes():
-    model = random_weights(Transformer(parse_config(tiny_k3())), torch.Generator().manual_seed(6))
-    cache = model.bfloat16().freeze().new_cache()
+    model = make_model(tiny_k3()).bfloat16().freeze()
+    cache = model.new_cache()
     with torch.inference_mode():
         model(IDS[:9], Packing.of([9]), [cache])
     for layer in cache.layers:

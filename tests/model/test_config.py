@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perilune.core.errors import ConfigError, PeriluneError, UnsupportedError
-from perilune.model.config import load_config, parse_config
 from perilune.model.config_json import config_json
+from perilune.model.parse_config import load_config, parse_config
 from perilune.model.presets import PRESETS, kimi_k3, preset, tiny_k3, tiny_kimi_linear
 
 JUNK = st.one_of(

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from perilune.core.errors import CheckpointError, ConfigError, UnsupportedError
-from perilune.model.config import parse_config
 from perilune.model.convert import convert_checkpoint
 from perilune.model.init import random_weights
 from perilune.model.load import load_checkpoint
 from perilune.model.model import Transformer
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3, tiny_kimi_linear
 from perilune.model.save import save_checkpoint
 from perilune.model.verify import SINGLE, verify_checkpoint

@@ -15,10 +15,10 @@ from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import resolve
 from perilune.model import kda as kda_module
 from perilune.model.attn_res import AttnResStream
-from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
 from perilune.model.norm import RMSNorm
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3, tiny_kimi_linear
 
 SMALL = 1e-3

@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from perilune.core.errors import CheckpointError
 from perilune.kernels.common.packing import Packing
-from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.load import load_checkpoint, load_weights
 from perilune.model.model import Transformer
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3, tiny_kimi_linear
 from perilune.model.save import save_checkpoint
 from perilune.model.verify import SINGLE, verify_checkpoint

@@ -12,11 +12,11 @@ from perilune.kernels.experts.few_tokens import few_token_experts, half_experts
 from perilune.kernels.experts.reference import experts
 from perilune.kernels.router.reference import Routes
 from perilune.kernels.situ.reference import swi_glu
-from perilune.model.config import parse_config
 from perilune.model.init import init_weights, random_weights
 from perilune.model.linear import Fused, Linear
 from perilune.model.model import Transformer
 from perilune.model.moe import Experts, Router
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3, tiny_kimi_linear
 
 TOKENS = 37

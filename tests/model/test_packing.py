@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
-from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3, tiny_kimi_linear
 
 CLOSE = 1e-4

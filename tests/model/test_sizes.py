@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from perilune.kernels.common.packing import Packing
-from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import nano, preset, tiny_k3, tiny_kimi_linear
 from perilune.model.sizes import cache_sizes, count_parameters, count_stored, layer_pattern
 

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
-from perilune.model.config import parse_config
 from perilune.model.model import Transformer
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import nano, preset, tiny_k3, tiny_kimi_linear
 from perilune.model.tensors import VISION_NAME, dense_tensors, text_tensors, vision_tensors
 

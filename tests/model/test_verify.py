@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perilune.core.errors import CheckpointError, ConfigError, PeriluneError
-from perilune.model.config import parse_config
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3
 from perilune.model.save import save_checkpoint
 from perilune.model.shard import read_header

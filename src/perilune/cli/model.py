@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from perilune.core.errors import ConfigError
-from perilune.model.config import ModelConfig, load_config
+from perilune.model.config import ModelConfig
+from perilune.model.parse_config import load_config
 from perilune.model.presets import PRESETS, preset
 from perilune.model.sizes import (
     GQA_HEAD_DIM,

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from perilune.core.errors import CheckpointError, UnsupportedError
-from perilune.model.config import parse_config
 from perilune.model.load import TensorReader
+from perilune.model.parse_config import parse_config
 from perilune.model.presets import MXFP4_QUANTIZATION
 from perilune.model.save import (
     MAX_SHARD_BYTES,

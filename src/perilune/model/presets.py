@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from perilune.core.errors import ConfigError
-from perilune.model.config import ModelConfig, parse_config
+from perilune.model.config import ModelConfig
+from perilune.model.parse_config import parse_config
 
 MXFP4_QUANTIZATION: dict[str, Any] = {
     "quant_method": "compressed-tensors",

@@ -21,10 +21,11 @@ from torch.nn.functional import pad
 from tqdm import tqdm
 
 from perilune.core.errors import CheckpointError, ConfigError
-from perilune.model.config import ModelConfig, parse_config
+from perilune.model.config import ModelConfig
 from perilune.model.config_json import config_json
 from perilune.model.model import Transformer
 from perilune.model.mxfp4 import Packed, pack
+from perilune.model.parse_config import parse_config
 from perilune.model.shard import NewTensor, write_shard
 from perilune.model.tensors import TensorSpec, text_tensors
 from perilune.model.verify import INDEX, SINGLE

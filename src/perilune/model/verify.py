@@ -9,7 +9,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from perilune.core.errors import CheckpointError
-from perilune.model.config import ModelConfig, load_config
+from perilune.model.config import ModelConfig
+from perilune.model.parse_config import load_config
 from perilune.model.shard import Entry, read_header
 from perilune.model.tensors import VISION_NAME, text_tensors
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from perilune.model.config import load_config
+from perilune.model.parse_config import load_config
 from perilune.model.sizes import cache_sizes, count_parameters, layer_pattern
 from perilune.train import card_text
 from perilune.train.baseline import Baseline, measure_all

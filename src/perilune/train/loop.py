@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from perilune.core.errors import CheckpointError, ConfigError, UnsupportedError
-from perilune.model.config import parse_config
 from perilune.model.init import init_weights
 from perilune.model.model import Transformer
+from perilune.model.parse_config import parse_config
 from perilune.train import checkpoint
 from perilune.train.config import TrainConfig
 from perilune.train.data import PackedLoader

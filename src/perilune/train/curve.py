@@ -40,6 +40,7 @@ def _draw_scores(axes: Any, metrics: Sequence[Mapping[str, Any]]) -> None:
     keys = sorted({key for line in metrics for key in line if _is_score(key)})
     kinds = [key.removeprefix("bpb/") for key in keys]
     if len(metrics) == 1:
+        axes.margins(y=0.15)
         axes.bar_label(axes.bar(kinds, [metrics[0][key] for key in keys]), fmt="%.2f", fontsize=8)
         return
     for key, kind in zip(keys, kinds, strict=True):

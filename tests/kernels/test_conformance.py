@@ -50,6 +50,10 @@ def test_gradients_are_checked_where_training_needs_them(op):
         assert graded
 
 
+def changed(x: dict[str, Any], **new: Any) -> dict[str, Any]:
+    return {**x, **new}
+
+
 def undecayed_delta(
     q_THK: Tensor,
     k_THK: Tensor,
@@ -98,7 +102,7 @@ def read_before_write(**x: Any) -> Tensor:
 
 
 def state_not_kept(**x: Any) -> Tensor:
-    return kda.kda_decode(**{**x, "state_NHKV": x["state_NHKV"].clone()})
+    return kda.kda_decode(**changed(x, state_NHKV=x["state_NHKV"].clone()))
 
 
 def reversed_taps(x_TC: Tensor, weight_CW: Tensor, *rest: Any, **more: Any) -> conv.ConvOut:
@@ -115,12 +119,12 @@ def leaking_conv(*, packing: Packing, **x: Any) -> conv.ConvOut:
 
 
 def window_not_kept(**x: Any) -> Tensor:
-    return conv.causal_conv_decode(**{**x, "window_NWC": x["window_NWC"].clone()})
+    return conv.causal_conv_decode(**changed(x, window_NWC=x["window_NWC"].clone()))
 
 
 def other_eps(op: Callable[..., Any], eps: float) -> Callable[..., Any]:
     def with_other_eps(**x: Any) -> Any:
-        return op(**{**x, "eps": eps})
+        return op(**changed(x, eps=eps))
 
     return with_other_eps
 
@@ -159,11 +163,11 @@ def biased_weights(
 
 
 def without_scale(**x: Any) -> Routes:
-    return route(**{**x, "scale": 1.0})
+    return route(**changed(x, scale=1.0))
 
 
 def without_renormalising(**x: Any) -> Routes:
-    return route(**{**x, "renormalize": False})
+    return route(**changed(x, renormalize=False))
 
 
 def weights_before_w2(
@@ -191,11 +195,11 @@ def weights_before_w2(
 
 def up_before_gate(**x: Any) -> Tensor:
     gate, up = x["w13_E2IL"].chunk(2, dim=1)
-    return experts(**{**x, "w13_E2IL": torch.cat([up, gate], dim=1)})
+    return experts(**changed(x, w13_E2IL=torch.cat([up, gate], dim=1)))
 
 
 def without_softmax_scale(**x: Any) -> Tensor:
-    return mla.mla_prefill(**{**x, "scale": 1.0})
+    return mla.mla_prefill(**changed(x, scale=1.0))
 
 
 def leaking_prefill(*, packing: Packing, **x: Any) -> Tensor:

@@ -80,7 +80,7 @@ def test_half_held_products_equal_the_fp32_product(tokens):
     assert relative(half(x), x.double() @ weight.double().T) < 1e-6
 
 
-@pytest.mark.parametrize("scale", [1e6, 1.0], ids=["too_large", "too_fine"])
+@pytest.mark.parametrize("scale", [1e6, 1.0, 1e-6], ids=["too_large", "too_fine", "too_small"])
 def test_a_weight_that_fp16_cannot_hold_is_refused(scale):
     weight = scale * (1 + torch.rand(8, 16, generator=generator()))
     assert half_linear(weight) is None

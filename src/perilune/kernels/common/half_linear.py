@@ -14,8 +14,8 @@ from torch import Tensor
 
 MAX_TOKENS = 8
 """More rows than this are bound by arithmetic; then the fp32 product is faster."""
-MAX_ROUNDING = 2.0**-25
-"""Half an fp16 subnormal step: what a bf16 weight below 2^-17 may lose."""
+MAX_ROUNDING = 2.0**-23
+"""Of the norm: one fp32 rounding. Only bf16 weights below 2^-17, below fp16's steps, lose at all."""
 
 _run = torch.ops.quantized.linear_dynamic_fp16
 
@@ -35,5 +35,5 @@ def half_linear(weight_OI: Tensor) -> HalfLinear | None:
     on_cpu = weight_OI.device.type == "cpu" and weight_OI.dtype == torch.float32
     if not on_cpu or "fbgemm" not in torch.backends.quantized.supported_engines:
         return None
-    lost = (weight_OI.half().float() - weight_OI).abs().max()
-    return HalfLinear(weight_OI) if bool(lost <= MAX_ROUNDING) else None
+    lost = (weight_OI.half().float() - weight_OI).norm()
+    return HalfLinear(weight_OI) if bool(lost <= MAX_ROUNDING * weight_OI.norm()) else None

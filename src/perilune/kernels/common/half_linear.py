@@ -15,7 +15,7 @@ from torch import Tensor
 MAX_TOKENS = 8
 """More rows than this are bound by arithmetic; then the fp32 product is faster."""
 MAX_ROUNDING = 2.0**-23
-"""Of the norm: one fp32 rounding. Only bf16 weights below 2^-17, below fp16's steps, lose at all."""
+"""Of the norm: one fp32 rounding. A bf16 weight loses nothing unless it is below 2^-17."""
 
 _run = torch.ops.quantized.linear_dynamic_fp16
 

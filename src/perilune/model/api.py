@@ -6,8 +6,9 @@ Legend: B sequences, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -74,14 +75,19 @@ class LanguageModel:
         ids = self._check(prompt_ids)
         if ids.ndim != 1:
             raise RequestError(f"prompt_ids must have one dimension, not {ids.ndim}")
-        if max_tokens < 1:
-            raise RequestError(f"max_tokens must be at least 1, not {max_tokens}")
+        # Half a token more would never be reached, and the loop would not end.
+        if not isinstance(max_tokens, SupportsIndex) or max_tokens < 1:
+            raise RequestError(f"max_tokens must be at least 1, an integer, not {max_tokens!r}")
         if not 0 <= temperature < float("inf"):
             raise RequestError(f"temperature must be 0 or more, not {temperature}")
+        if seed is not None and not (
+            isinstance(seed, SupportsIndex) and -(2**63) <= index(seed) < 2**64
+        ):
+            raise RequestError(f"seed must be an integer of 64 bits, not {seed!r}")
         self._check_length(len(ids) + max_tokens)
         stops = self.config.eos_ids if stop_ids is None else frozenset(stop_ids)
         generator = torch.Generator(self.device)
-        generator.seed() if seed is None else generator.manual_seed(seed)
+        generator.seed() if seed is None else generator.manual_seed(index(seed))
         cache, out = self.model.new_cache(), []
         while True:
             logits_V = self.model(ids, Packing.of([len(ids)]), [cache], last_only=True)[0]

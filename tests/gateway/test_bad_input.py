@@ -220,6 +220,7 @@ def test_a_tool_result_without_its_call(served):
         ({"prompt": [1.5]}, "prompt[0]", "got `float`"),
         ({"prompt": [-1]}, "prompt[0]", ">= 0"),
         ({"prompt": ["a"] * 33}, "prompt", "at most 32"),
+        ({"prompt": ["a"] * 32, "n": 16}, "n", "at most 64"),
         ({"logprobs": 21}, "logprobs", "<= 20"),
         ({"suffix": "x"}, "suffix", "not supported"),
         ({"best_of": 3}, "best_of", "only the value of `n`"),

@@ -18,7 +18,13 @@ from perilune.gateway.chat_options import (
 )
 from perilune.gateway.errors import BodyError
 from perilune.gateway.messages import check_tools, to_messages
-from perilune.gateway.request_types import MAX_PROMPTS, ChatBody, CompletionBody, SamplingBody
+from perilune.gateway.request_types import (
+    MAX_PROMPTS,
+    MAX_SEQUENCES,
+    ChatBody,
+    CompletionBody,
+    SamplingBody,
+)
 from perilune.gateway.sampling import for_choice, to_sampling, to_stop
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -87,7 +93,7 @@ def parse_completion(body: bytes, call_id: str) -> CompletionCall:
     wire = json_body.decode(body, _COMPLETION)
     _refuse_unsupported(wire)
     num_choices = wire.n or 1
-    requests = (
+    requests = [
         CompletionRequest(
             request_id=f"{call_id}-{i}",
             model=wire.model,
@@ -98,7 +104,13 @@ def parse_completion(body: bytes, call_id: str) -> CompletionCall:
             echo=bool(wire.echo),
         )
         for i, prompt in enumerate(_to_prompts(wire))
-    )
+    ]
+    if len(requests) * num_choices > MAX_SEQUENCES:
+        raise BodyError(
+            f"{len(requests)} prompts with n = {num_choices} make {len(requests) * num_choices}"
+            f" sequences; at most {MAX_SEQUENCES} are allowed in one request",
+            param="n",
+        )
     return CompletionCall(
         requests=tuple(for_choice(r, i) for r in requests for i in range(num_choices)),
         num_choices=num_choices,

@@ -12,6 +12,8 @@ from msgspec import Meta, Struct
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 32
+MAX_SEQUENCES = 64
+"""Prompts times choices of one request: well below what an engine queues."""
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 

@@ -80,13 +80,14 @@ def new_cache(
     """An empty cache; `capacity` latent rows are reserved at first."""
     kda, mla = config.kda, config.mla
     heads, width = kda.num_heads, kda.head_dim
+    state_dtype = torch.promote_types(torch.float32, dtype)
 
     def layer(index: int) -> KDACache | MLACache:
         if config.is_mla(index):
             return MLACache(torch.empty(capacity, mla.cache_width, device=device, dtype=dtype))
         return KDACache(
-            torch.zeros(heads, width, width, device=device, dtype=torch.float32),
-            torch.zeros(kda.conv_width - 1, 3 * heads * width, device=device, dtype=torch.float32),
+            torch.zeros(heads, width, width, device=device, dtype=state_dtype),
+            torch.zeros(kda.conv_width - 1, 3 * heads * width, device=device, dtype=state_dtype),
         )
 
     return SequenceCache([layer(i) for i in range(config.num_layers)])

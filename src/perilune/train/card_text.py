@@ -38,10 +38,12 @@ loss of the last ten logged steps is {loss} nats a token.
 
 ![Training loss, balance and validation](curve.png)
 
-Two things differ from what the recipe does today. The length of the schedule was fixed from the
-measured speed while it ran (3,000 steps until step 40, 2,457 until step 400, {steps:,} after), and
-padding tokens, few in packed rows, were counted in balancing. The record of the run is in
-`metrics.jsonl` and `run.json`.
+The run was made by an earlier form of this trainer, with the same model, loss, optimisers and data.
+It differs from the recipe of today: the length of the schedule was fixed from the measured speed
+while it ran (3,000 steps until step 40, 2,457 until step 400, {steps:,} after), padding tokens, few
+in packed rows, were counted in balancing, and validation ran once, at the end. Its record is in
+`metrics.jsonl` and `run.json`. The chat text (see below) is not distributed with this repository,
+so the same weights cannot be made again from it alone.
 """
 
 SCORES = """

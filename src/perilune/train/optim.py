@@ -75,7 +75,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def build_optimizers(model: nn.Module, config: OptimConfig) -> list[torch.optim.Optimizer]:
-    """One optimiser a kind; norms, gates and biases are not decayed."""
+    """One optimiser a kind; norms, biases and pseudo-queries are not decayed."""
     matrices, decayed, plain = [], [], []
     for name, p in model.named_parameters():
         if is_matrix(name, p):

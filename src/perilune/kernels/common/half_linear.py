@@ -31,7 +31,7 @@ class HalfLinear:
 
 
 def half_linear(weight_OI: Tensor) -> HalfLinear | None:
-    """A `HalfLinear` of this weight, or None where it would lose something or cannot run."""
+    """A `HalfLinear`, or None where more than `MAX_ROUNDING` would be lost or it cannot run."""
     on_cpu = weight_OI.device.type == "cpu" and weight_OI.dtype == torch.float32
     if not on_cpu or "fbgemm" not in torch.backends.quantized.supported_engines:
         return None

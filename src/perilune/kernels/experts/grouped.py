@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm
 
+from perilune.kernels.experts import reference
 from perilune.kernels.experts.reference import Activation
 
 ALIGN = 8
@@ -24,7 +25,9 @@ def experts(
     w2_ELI: Tensor,
     activation: Activation,
 ) -> Tensor:
-    """As `reference.experts`, in bf16 with fp32 sums."""
+    """As `reference.experts` for bf16 tokens, with fp32 sums; other dtypes run the reference."""
+    if x_TL.dtype != torch.bfloat16:
+        return reference.experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, activation)
     t, r = expert_TR.shape
     num_experts = w13_E2IL.shape[0]
     slot_TR, ends_E = _slots(expert_TR, num_experts)

@@ -10,6 +10,7 @@ from perilune.kernels.common.half_linear import MAX_TOKENS, half_linear
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.experts.few_tokens import few_token_experts, half_experts
 from perilune.kernels.experts.reference import experts
+from perilune.kernels.mla.reference import mla_decode
 from perilune.kernels.router.reference import Routes
 from perilune.kernels.situ.reference import swi_glu
 from perilune.model.init import init_weights, random_weights
@@ -177,3 +178,12 @@ def test_training_starts_as_documented():
         assert float(model.lm_head.weight.std()) == pytest.approx(0.02, rel=0.1)
         assert torch.equal(model.model.norm.weight, torch.ones(64))
         assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+def test_bf16_decode_scores_are_not_rounded_before_the_softmax():
+    draw = generator()
+    q = (6 * torch.randn(3, 12, generator=draw)).bfloat16()
+    latent = torch.randn(50, 12, generator=draw).bfloat16()
+    got = mla_decode(q, latent, 12, 1.0).float()
+    want = torch.softmax(q.double() @ latent.double().T, dim=-1) @ latent.double()
+    assert relative(got, want) < 5e-3

@@ -33,7 +33,9 @@ class AttnResStream:
         sources = self.sources()
         if len(sources) == 1:
             return sources[0]
-        return attn_res(torch.stack(sources), query.weight[0] * norm.weight, norm.eps)
+        wide = torch.promote_types(torch.float32, query.weight.dtype)
+        query_D = query.weight[0].to(wide) * norm.weight.to(wide)
+        return attn_res(torch.stack(sources), query_D, norm.eps)
 
     def sources(self) -> list[Tensor]:
         return self.blocks if self.partial is None else [*self.blocks, self.partial]

@@ -54,6 +54,6 @@ def mla_decode(q_HC: Tensor, latent_SC: Tensor, kv_lora_rank: int, scale: float)
     latents [H, C], fp32 softmax.
     """
     dtype = torch.promote_types(torch.float32, q_HC.dtype)
-    scores_HS = (q_HC @ latent_SC.t()).to(dtype) * scale
+    scores_HS = (q_HC.to(dtype) @ latent_SC.to(dtype).t()) * scale
     p_HS = torch.softmax(scores_HS, dim=-1).to(latent_SC.dtype)
     return p_HS @ latent_SC[:, :kv_lora_rank]

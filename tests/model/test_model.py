@@ -182,8 +182,9 @@ def test_training_starts_as_documented():
 
 def test_bf16_decode_scores_are_not_rounded_before_the_softmax():
     draw = generator()
-    q = (6 * torch.randn(3, 12, generator=draw)).bfloat16()
+    q = torch.randn(3, 12, generator=draw).bfloat16()
     latent = torch.randn(50, 12, generator=draw).bfloat16()
+    q[:, 0] = latent[:, 0] = 16  # scores about 256, where bf16 numbers are 2 apart
     got = mla_decode(q, latent, 12, 1.0).float()
     want = torch.softmax(q.double() @ latent.double().T, dim=-1) @ latent.double()
-    assert relative(got, want) < 5e-3
+    assert relative(got[:, 1:], want[:, 1:]) < 5e-3

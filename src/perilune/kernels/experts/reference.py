@@ -30,16 +30,12 @@ def experts(
     order_R = torch.argsort(flat_R, stable=True)
     counts_E = torch.bincount(flat_R, minlength=w13_E2IL.shape[0])
     token_R = order_R // r
-    x_RL = x_TL[token_R]
-    out_RL = torch.empty_like(x_RL)
-    parts, start = [], 0
-    for expert, count in enumerate(counts_E.tolist()):
-        if count:
-            rows = x_RL[start : start + count]
+    parts = []
+    for expert, rows in enumerate(x_TL[token_R].split(counts_E.tolist())):
+        if len(rows):
             w13, w2 = (w[expert].to(rows.dtype).t() for w in (w13_E2IL, w2_ELI))
             parts.append(activation(rows @ w13) @ w2)
-            start += count
-    out_RL = torch.cat(parts) if parts else out_RL
+    out_RL = torch.cat(parts)
     dtype = torch.promote_types(torch.float32, x_TL.dtype)
     scaled_RL = out_RL.to(dtype) * weight_TR.reshape(-1)[order_R, None].to(dtype)
     y_TL = torch.zeros(t, x_TL.shape[1], dtype=dtype, device=x_TL.device)

@@ -81,6 +81,34 @@ def test_known_keys_without_effect_are_listed():
     assert {"head_dim", "rope_theta"} <= set(config.ignored_keys)
 
 
+def test_keys_that_say_what_is_computed_are_known():
+    sixth = ["linear_attention"] * 3 + ["full_attention", "linear_attention", "full_attention"]
+    said = {
+        "topk_method": "noaux_tc",
+        "use_grouped_topk": False,
+        "attention_bias": False,
+        "layer_types": sixth,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 5,
+        "linear_head_dim": 32,
+        "linear_num_heads": 4,
+        "linear_conv_kernel_dim": None,
+    }
+    raw = tiny_k3()
+    config = parse_config(raw)
+    raw["text_config"].update(said)
+    again = parse_config(raw)
+    assert said.keys() <= set(again.ignored_keys)
+    assert replace(again, ignored_keys=()) == replace(config, ignored_keys=())
+
+
+@pytest.mark.parametrize("bound", [-5.1, 0.0, 1.0, float("nan"), float("-inf")])
+def test_a_gate_bound_out_of_range_is_refused_however_it_is_made(bound):
+    with pytest.raises(UnsupportedError, match="gate_lower_bound must lie in"):
+        replace(preset("nano").kda, gate_lower_bound=bound)
+    with pytest.raises(UnsupportedError, match="gate_lower_bound must lie in"):
+        parse_config(tiny_k3(linear_attn={"gate_lower_bound": bound}))
+
+
 def test_outer_ids_and_dtype_reach_the_text_model():
     config = parse_config(tiny_k3(dtype="float16"))
     assert (config.bos_token_id, config.eos_ids, config.dtype) == (1, frozenset({2}), "float16")
@@ -103,12 +131,23 @@ def test_outer_ids_and_dtype_reach_the_text_model():
         ({"eos_token_id": [1, "a"]}, ConfigError, "'eos_token_id' must hold integers"),
         ({"num_hidden_layers": 10**12}, ConfigError, "must name each of"),
         ({"mla_use_nope": False}, UnsupportedError, "rotated MLA"),
-        ({"num_expert_group": 2}, UnsupportedError, "num_expert_group must be 1"),
+        ({"num_expert_group": 2}, UnsupportedError, "'num_expert_group' must be 1, not 2"),
         ({"hidden_act": "relu"}, UnsupportedError, "hidden_act must be situ or silu"),
         ({"num_key_value_heads": 2}, UnsupportedError, "num_key_value_heads must equal"),
         ({"num_nextn_predict_layers": 1}, UnsupportedError, "num_nextn_predict_layers"),
         ({"dtype": "int8"}, UnsupportedError, "dtype must be bfloat16"),
         ({"quantization_config": {"format": "int4"}}, UnsupportedError, "only mxfp4"),
+        ({"model_type": "llama"}, UnsupportedError, "'model_type' must be 'kimi_linear', not"),
+        ({"topk_method": "greedy"}, UnsupportedError, "'topk_method' must be 'noaux_tc', not"),
+        ({"use_grouped_topk": 2}, UnsupportedError, "'use_grouped_topk' must be True or False"),
+        ({"moe_router_activation_func": "softmax"}, UnsupportedError, "'sigmoid', not 'softmax'"),
+        ({"attention_bias": True}, UnsupportedError, "'attention_bias' must be False, not True"),
+        ({"kv_cache_scheme": {"type": "fp8"}}, UnsupportedError, "'kv_cache_scheme' must be null"),
+        ({"layer_types": ["full_attention"] * 6}, UnsupportedError, "'layer_types' must be"),
+        ({"mlp_layer_types": ["sparse"] * 6}, UnsupportedError, "'mlp_layer_types' must be"),
+        ({"linear_head_dim": 33}, UnsupportedError, "'linear_head_dim' must be 32, not 33"),
+        ({"linear_num_heads": 9}, UnsupportedError, "'linear_num_heads' must be 4, not 9"),
+        ({"linear_conv_kernel_dim": 5}, UnsupportedError, "'linear_conv_kernel_dim' must be 4"),
     ],
 )
 def test_a_wrong_key_is_named(change, error, message):

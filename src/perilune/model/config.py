@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from perilune.core.errors import ConfigError
+from perilune.core.errors import ConfigError, UnsupportedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,12 @@ class KDAConfig:
     """K3: log-decay in (bound, 0) through a sigmoid. None: Kimi Linear's unbounded softplus."""
     full_rank_gate: bool = True
     """K3: one output-gate matrix. False: Kimi Linear's bottleneck of `head_dim`."""
+
+    def __post_init__(self) -> None:
+        bound = self.gate_lower_bound
+        # The chunk form of KDA divides by decays: beyond -5 its factors would leave the fp32 range.
+        if bound is not None and not -5.0 <= bound < 0:
+            raise UnsupportedError(f"gate_lower_bound must lie in [-5, 0), not {bound}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

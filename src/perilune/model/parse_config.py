@@ -7,97 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, Literal
 
 from perilune.core.errors import ConfigError, UnsupportedError
 from perilune.model.config import KDAConfig, MLAConfig, ModelConfig, MoEConfig
-
-# Boilerplate of transformers and training-time keys: known, and without effect on the text model.
-IGNORED_KEYS = frozenset(
-    [
-        "architectures",
-        "auto_map",
-        "transformers_version",
-        "_name_or_path",
-        "use_cache",
-        "attention_dropout",
-        "attention_bias",
-        "head_dim",
-        "rope_theta",
-        "rope_scaling",
-        "rope_parameters",
-        "video_attn_type",
-        "hidden_dropout",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "chunk_size_feed_forward",
-        "is_encoder_decoder",
-        "is_decoder",
-        "cross_attention_hidden_size",
-        "add_cross_attention",
-        "tie_encoder_decoder",
-        "pruned_heads",
-        "prefix",
-        "sep_token_id",
-        "decoder_start_token_id",
-        "task_specific_params",
-        "problem_type",
-        "id2label",
-        "label2id",
-        "finetuning_task",
-        "tokenizer_class",
-        "torchscript",
-        "use_bfloat16",
-        "tf_legacy_loss",
-        "remove_invalid_values",
-        "max_length",
-        "min_length",
-        "do_sample",
-        "early_stopping",
-        "num_beams",
-        "num_beam_groups",
-        "diversity_penalty",
-        "temperature",
-        "top_k",
-        "top_p",
-        "typical_p",
-        "repetition_penalty",
-        "length_penalty",
-        "no_repeat_ngram_size",
-        "encoder_no_repeat_ngram_size",
-        "bad_words_ids",
-        "num_return_sequences",
-        "output_scores",
-        "return_dict_in_generate",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "exponential_decay_length_penalty",
-        "suppress_tokens",
-        "begin_suppress_tokens",
-        "pretraining_tp",
-        "output_router_logits",
-        "aux_loss_alpha",
-        "seq_aux",
-        "ep_size",
-        "ignore_index",
-        "media_placeholder_token_id",
-        "image_placeholder",
-        "kv_cache_scheme",
-        "num_key_value_heads",
-        "topk_method",
-        "use_grouped_topk",
-        "model_type",
-        "_attn_implementation",
-        "layer_types",
-        "mlp_layer_types",
-        "linear_head_dim",
-        "linear_num_heads",
-        "linear_conv_kernel_dim",
-        "moe_layer_type",
-    ]
-)
+from perilune.model.known_keys import FIXED_KEYS, IGNORED_KEYS, Fixed, derived_keys
 
 
 class _Keys:
@@ -121,12 +38,19 @@ class _Keys:
             raise ConfigError(f"{self.where}: '{key}' must be {expected}, not {value!r}")
         return value
 
-    def rest(self, ignored: frozenset[str]) -> tuple[str, ...]:
-        """Keys not taken; raises for one that is not known either."""
+    def rest(self, fixed: Fixed, ignored: frozenset[str] = IGNORED_KEYS) -> tuple[str, ...]:
+        """Keys not taken; raises for one that is not known, or asks for what is not computed."""
         left = [key for key in self.values if key not in self.seen]
-        unknown = sorted(key for key in left if key not in ignored)
+        unknown = sorted(set(left) - fixed.keys() - ignored)
         if unknown:
             raise ConfigError(f"{self.where}: unknown keys: {', '.join(unknown)}")
+        for key in left:
+            value, allowed = self.values[key], fixed.get(key)
+            if value is None or allowed is None:
+                continue
+            if not any(type(value) is type(a) and value == a for a in allowed):
+                must = " or ".join(map(short, allowed)) or "null"
+                raise UnsupportedError(f"{self.where}: '{key}' must be {must}, not {short(value)}")
         return tuple(left)
 
 
@@ -166,6 +90,7 @@ def load_config(directory: str | Path) -> ModelConfig:
 
 def _parse_k3(raw: Mapping[str, Any], where: str) -> ModelConfig:
     keys = _Keys(raw, where)
+    keys.take("model_type", str)
     text = dict(keys.take("text_config", dict))
     vision = keys.take("vision_config", (dict, _NONE), None)
     quantization = keys.take("quantization_config", (dict, _NONE), None)
@@ -173,7 +98,7 @@ def _parse_k3(raw: Mapping[str, Any], where: str) -> ModelConfig:
     for key in outer.split():
         if key in raw:
             text.setdefault(key, keys.take(key, (object, bool)))
-    ignored = keys.rest(IGNORED_KEYS)
+    ignored = keys.rest(FIXED_KEYS)
     return _parse_text(
         text,
         f"{where}: text_config",
@@ -223,7 +148,7 @@ def _parse_text(
     else:
         keys.take("activation_situ_beta", (float, _NONE), None)
         keys.take("activation_situ_linear_beta", (float, _NONE), None)
-    return ModelConfig(
+    config = ModelConfig(
         family=family,
         num_layers=num_layers,
         mla_layers=mla_layers,
@@ -236,9 +161,10 @@ def _parse_text(
         dtype=_parse_dtype(keys),
         experts_mxfp4=_is_mxfp4(quantization, where),
         has_vision=has_vision,
-        ignored_keys=(*outer_ignored, *keys.rest(IGNORED_KEYS)),
         **values,
     )
+    known = keys.rest(FIXED_KEYS | derived_keys(config))
+    return replace(config, ignored_keys=(*outer_ignored, *known))
 
 
 def _parse_eos(keys: _Keys) -> int | tuple[int, ...] | None:
@@ -277,9 +203,7 @@ def _parse_linear_attn(keys: _Keys, num_layers: int) -> tuple[KDAConfig, tuple[i
         gate_lower_bound=sub.take("gate_lower_bound", (float, _NONE), None),
         full_rank_gate=sub.take("use_full_rank_gate", bool, False),
     )
-    sub.rest(frozenset())
-    if kda.gate_lower_bound is not None and not -5.0 <= kda.gate_lower_bound < 0:
-        raise UnsupportedError(f"{sub.where}: gate_lower_bound must lie in [-5, 0)")
+    sub.rest({}, ignored=frozenset())
     return kda, tuple(sorted(layer - 1 for layer in full))
 
 
@@ -308,11 +232,6 @@ def _parse_moe(keys: _Keys) -> MoEConfig | None:
     per_token = keys.take("num_experts_per_token", (int, _NONE), None)
     shared = keys.take("num_shared_experts", (int, _NONE), None)
     width = keys.take("moe_intermediate_size", (int, _NONE), None)
-    for key, only in (("num_expert_group", 1), ("topk_group", 1)):
-        if keys.take(key, (int, _NONE), None) not in (None, only):
-            raise UnsupportedError(f"{keys.where}: {key} must be 1 (no release groups its experts)")
-    if keys.take("moe_router_activation_func", str, "sigmoid") != "sigmoid":
-        raise UnsupportedError(f"{keys.where}: moe_router_activation_func must be sigmoid")
     rest = {
         "latent_size": keys.take("routed_expert_hidden_size", (int, _NONE), None),
         "latent_norm": keys.take("latent_moe_use_norm", bool, False),

@@ -9,6 +9,7 @@ SPEC = OpSpec(
     name="attn_res",
     signature="(sources_NTD, query_D, eps) -> h_TD",
     reference="perilune.kernels.attn_res.reference:attn_res",
+    oracle="perilune.kernels.attn_res.oracle:attn_res",
     backends={"cpu": "perilune.kernels.attn_res.cpu:attn_res"},
     cases={
         "nine_sources": lambda g, d: {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from perilune.kernels.common.cases import FP32, normal
@@ -73,20 +71,6 @@ def _decode_inputs(
     }
 
 
-def decode_by_recurrence(**inputs: Any) -> torch.Tensor:
-    """Oracle of `kda_decode`: the recurrence on N one-token sequences, state written back."""
-    from perilune.kernels.kda.reference import kda_recurrent
-
-    state = inputs.pop("state_NHKV")
-    bound = inputs.pop("lower_bound")
-    packing = Packing.of([1] * state.shape[0])
-    # The names differ in their shapes (N for T), the order does not.
-    out = kda_recurrent(*inputs.values(), packing, bound, state)  # pyrefly: ignore
-    assert out.state_NHKV is not None
-    state.copy_(out.state_NHKV)
-    return out.o_THV
-
-
 _SIGNATURE = (
     "(q_THK, k_THK, v_THV, z_THK, b_TH, A_log_H, dt_bias_HK, packing, lower_bound, state_NHKV)"
     " -> (o_THV, state_NHKV)"
@@ -96,7 +80,7 @@ CHUNK = OpSpec(
     name="kda_chunk",
     signature=_SIGNATURE,
     reference="perilune.kernels.kda.reference:kda_chunk",
-    oracle="perilune.kernels.kda.reference:kda_recurrent",
+    oracle="perilune.kernels.kda.oracle:kda_recurrent",
     cases=_SEQUENCES,
     tolerance=FP32,
 )
@@ -104,6 +88,7 @@ RECURRENT = OpSpec(
     name="kda_recurrent",
     signature=_SIGNATURE,
     reference="perilune.kernels.kda.reference:kda_recurrent",
+    oracle="perilune.kernels.kda.oracle:kda_recurrent",
     cases=_SEQUENCES,
     tolerance=FP32,
 )
@@ -113,7 +98,7 @@ DECODE = OpSpec(
     " -> o_NHV",
     reference="perilune.kernels.kda.reference:kda_decode",
     backends={"cpu": "perilune.kernels.kda.cpu:kda_decode"},
-    oracle="perilune.kernels.kda:decode_by_recurrence",
+    oracle="perilune.kernels.kda.oracle:kda_decode",
     cases={
         "one": lambda g, d: _decode_inputs(g, d, 1, -5.0),
         "five_softplus": lambda g, d: _decode_inputs(g, d, 5, None),

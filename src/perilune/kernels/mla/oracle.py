@@ -22,3 +22,17 @@ def mla_prefill(
             p_SH = torch.softmax(scores_SH, dim=0)
             outputs.append(torch.einsum("sh,shv->hv", p_SH, v_THV[seen]))
     return torch.stack(outputs)
+
+
+def mla_decode(q_HC: Tensor, latent_SC: Tensor, kv_lora_rank: int, scale: float) -> Tensor:
+    heads = []
+    for q_C in q_HC:
+        scores = [torch.dot(q_C, row_C) * scale for row_C in latent_SC]
+        top = max(score.item() for score in scores)
+        shares = [torch.exp(score - top) for score in scores]
+        total = torch.stack(shares).sum()
+        o_C = torch.zeros_like(q_C[:kv_lora_rank])
+        for share, row_C in zip(shares, latent_SC, strict=True):
+            o_C = o_C + share / total * row_C[:kv_lora_rank]
+        heads.append(o_C)
+    return torch.stack(heads)

@@ -9,6 +9,7 @@ RMS_NORM = OpSpec(
     name="rms_norm",
     signature="(x_D, weight_D, eps) -> y_D",
     reference="perilune.kernels.norm.reference:rms_norm",
+    oracle="perilune.kernels.norm.oracle:rms_norm",
     backends={"cpu": "perilune.kernels.norm.cpu:rms_norm"},
     cases={
         "plain": lambda g, d: {
@@ -28,6 +29,7 @@ GATED_RMS_NORM = OpSpec(
     name="gated_rms_norm",
     signature="(x_D, gate_D, weight_D, eps) -> y_D",
     reference="perilune.kernels.norm.reference:gated_rms_norm",
+    oracle="perilune.kernels.norm.oracle:gated_rms_norm",
     backends={"cpu": "perilune.kernels.norm.cpu:gated_rms_norm"},
     cases={
         "per_head": lambda g, d: {

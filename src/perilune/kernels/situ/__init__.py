@@ -9,6 +9,7 @@ SPEC = OpSpec(
     name="situ",
     signature="(gate_up_2I, beta, linear_beta) -> y_I",
     reference="perilune.kernels.situ.reference:situ_glu",
+    oracle="perilune.kernels.situ.oracle:situ_glu",
     backends={"cpu": "perilune.kernels.situ.cpu:situ_glu"},
     cases={
         "small": lambda g, d: {

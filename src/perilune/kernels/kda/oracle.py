@@ -1,0 +1,92 @@
+"""The recurrence as its definition reads: one head, one token at a time. For conformance only.
+
+Source: the Kimi K3 report, Eq. 1-6; Kimi Linear (arXiv 2510.26692) for the unbounded decay.
+
+Legend: T packed tokens, N sequences, H heads, K key width, V value width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from perilune.kernels.common.packing import Packing
+from perilune.kernels.kda.reference import KDAOut
+
+
+def kda_recurrent(
+    q_THK: Tensor,
+    k_THK: Tensor,
+    v_THV: Tensor,
+    z_THK: Tensor,
+    b_TH: Tensor,
+    A_log_H: Tensor,
+    dt_bias_HK: Tensor,
+    packing: Packing,
+    lower_bound: float | None = None,
+    state_NHKV: Tensor | None = None,
+) -> KDAOut:
+    t, heads, width = v_THV.shape
+    outputs: list[list[Tensor]] = [[] for _ in range(t)]
+    finals: list[list[Tensor]] = []
+    for n, start in enumerate(packing.cu_seqlens[:-1]):
+        finals.append([])
+        for h in range(heads):
+            zeros_KV = v_THV.new_zeros(q_THK.shape[2], width)
+            S_KV = zeros_KV if state_NHKV is None else state_NHKV[n, h]
+            for i in range(start, packing.cu_seqlens[n + 1]):
+                if _starts_document(packing, n, i - start):
+                    S_KV = zeros_KV
+                g_K = _log_decay(z_THK[i, h] + dt_bias_HK[h], A_log_H[h], lower_bound)
+                S_KV, o_V = _step(S_KV, q_THK[i, h], k_THK[i, h], v_THV[i, h], g_K, b_TH[i, h])
+                outputs[i].append(o_V)
+            finals[n].append(S_KV)
+    o_THV = torch.stack([torch.stack(o_H) for o_H in outputs])
+    state = torch.stack([torch.stack(S_H) for S_H in finals])
+    return KDAOut(o_THV, None if packing.segment_BL is not None else state)
+
+
+def kda_decode(
+    q_NHK: Tensor,
+    k_NHK: Tensor,
+    v_NHV: Tensor,
+    z_NHK: Tensor,
+    b_NH: Tensor,
+    A_log_H: Tensor,
+    dt_bias_HK: Tensor,
+    state_NHKV: Tensor,
+    lower_bound: float | None = None,
+) -> Tensor:
+    one_each = Packing.of([1] * q_NHK.shape[0])
+    inputs = (q_NHK, k_NHK, v_NHV, z_NHK, b_NH, A_log_H, dt_bias_HK)
+    out = kda_recurrent(*inputs, one_each, lower_bound, state_NHKV)
+    assert out.state_NHKV is not None
+    state_NHKV.copy_(out.state_NHKV)
+    return out.o_THV
+
+
+def _starts_document(packing: Packing, row: int, at: int) -> bool:
+    if packing.segment_BL is None or at == 0:
+        return False
+    return bool(packing.segment_BL[row, at] != packing.segment_BL[row, at - 1])
+
+
+def _log_decay(z_K: Tensor, A_log: Tensor, lower_bound: float | None) -> Tensor:
+    if lower_bound is None:
+        return -torch.exp(A_log) * torch.log(1 + torch.exp(z_K))
+    return lower_bound * torch.sigmoid(torch.exp(A_log) * z_K)
+
+
+def _step(
+    S_KV: Tensor, q_K: Tensor, k_K: Tensor, v_V: Tensor, g_K: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor]:
+    q_K = _unit(q_K) / len(q_K) ** 0.5
+    k_K = _unit(k_K)
+    decayed_KV = torch.diag(torch.exp(g_K)) @ S_KV
+    error_V = v_V - decayed_KV.t() @ k_K
+    S_KV = decayed_KV + torch.sigmoid(b) * torch.outer(k_K, error_V)
+    return S_KV, S_KV.t() @ q_K
+
+
+def _unit(u_K: Tensor) -> Tensor:
+    return u_K / torch.sqrt(torch.dot(u_K, u_K) + 1e-6)

@@ -9,9 +9,11 @@ import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 
 from perilune.core.errors import OverloadedError
 from perilune.core.types import SamplingParams, TokenRequest
+from perilune.engine.client import FAILURE
 from perilune.engine.errors import EngineClosedError
 from perilune.engine.fake_model import FakeCache
 
@@ -188,6 +190,33 @@ def test_a_model_that_raises_ends_every_open_request_and_the_engine_goes_on(
     with caplog.at_level(logging.ERROR, logger="perilune.engine"):
         asyncio.run(run())
     assert "broken on purpose" in caplog.text
+
+
+@pytest.mark.parametrize("fault", [SystemExit, torch.AcceleratorError])
+def test_a_fatal_fault_ends_every_request_and_refuses_new_ones(
+    serve, request_of: RequestOf, caplog: pytest.LogCaptureFixture, fault: type[BaseException]
+) -> None:
+    async def run() -> None:
+        async with serve(max_running=2) as served:
+
+            def break_down(caches: Sequence[FakeCache]) -> None:
+                if any(cache.length >= 5 for cache in caches):
+                    raise fault("broken for good")
+
+            served.model.on_call = break_down
+            assert served.engine.stats().failure is None
+            tasks = [served.collect(request_of([i], max_tokens=20)) for i in range(4)]
+            for events in await asyncio.wait_for(asyncio.gather(*tasks), 30):
+                assert events[-1].finish_reason == "error"
+                assert events[-1].error == FAILURE
+            stats = served.engine.stats()
+            assert (stats.failure, stats.cache_bytes) == (FAILURE, 0)
+            with pytest.raises(EngineClosedError, match="has failed") as refused:
+                await served.collect(request_of([1]))
+            assert refused.value.status == 503
+
+    asyncio.run(run())
+    assert "broken for good" in caplog.text
 
 
 def test_logits_that_are_not_finite_end_only_their_sequence(serve, request_of: RequestOf) -> None:

@@ -84,6 +84,8 @@ class EngineStats:
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
     cache_bytes: int = 0
+    failure: str | None = None
+    """Why the engine can serve nothing any more; None while it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

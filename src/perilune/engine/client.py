@@ -24,6 +24,8 @@ from perilune.model.api import load_model
 
 logger = logging.getLogger(__name__)
 
+FAILURE = "the engine has failed and serves no more; restart the server, its log has the reason"
+
 
 class _Listener(NamedTuple):
     loop: asyncio.AbstractEventLoop
@@ -46,7 +48,7 @@ class AsyncEngine:
         return self._core.stats()
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
-        """As `Engine.generate`; raises EngineClosedError after `close`."""
+        """As `Engine.generate`; raises EngineClosedError after `close` or a fatal fault."""
         sequence = admit(request, self.info)
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
         # Known before it is added: the first event may come before `add` returns.
@@ -68,17 +70,24 @@ class AsyncEngine:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
-        while self._core.wait_for_work():
-            self._send(self._step())
+        try:
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            while self._core.wait_for_work():
+                self._send(self._step())
+        except BaseException:
+            # Without this thread nobody would ever answer what is open or comes later.
+            logger.critical("the engine's thread ends", exc_info=True)
+            self._send(self._core.close(FAILURE))
 
     def _step(self) -> list[Emitted]:
         try:
             return self._core.step()
+        except torch.AcceleratorError:
+            raise  # the device's context is lost: every later step would fail as well
         except Exception:
-            # The one place that may catch anything: whatever a step raises, the requests in it
-            # end with an answer, and the engine goes on with the next ones.
+            # Whatever else a step raises, the requests in it end with an answer, and the engine
+            # goes on with the next ones.
             logger.exception("a step failed; every open request ends with an error")
             return self._core.fail("the engine failed while it ran the model")
 

@@ -54,6 +54,7 @@ class EngineCore:
         self._runner = Runner(model, torch.device(device))
         self._changed = threading.Condition()
         self._closed = False
+        self._failure: str | None = None
         self._prompt_tokens = 0
         self._generated_tokens = 0
 
@@ -62,11 +63,11 @@ class EngineCore:
 
         Raises:
             OverloadedError: the queue is full.
-            EngineClosedError: `close` has been called.
+            EngineClosedError: `close` has been called; the message tells a failure from an end.
         """
         with self._changed:
             if self._closed:
-                raise EngineClosedError("the engine is closed")
+                raise EngineClosedError(self._failure or "the engine is closed")
             self.scheduler.add(sequence)
             self._changed.notify_all()
 
@@ -94,12 +95,13 @@ class EngineCore:
             ended = self.scheduler.clear("error")
         return [Emitted(sequence, _error(sequence, message)) for sequence in ended]
 
-    def close(self) -> list[Emitted]:
-        """As `fail`, and from now on nothing is admitted."""
+    def close(self, failure: str | None = None) -> list[Emitted]:
+        """As `fail`, and from now on nothing is admitted; with `failure`, because of that."""
         with self._changed:
             self._closed = True
+            self._failure = self._failure or failure
             self._changed.notify_all()
-        return self.fail("the engine is shutting down")
+        return self.fail(failure or "the engine is shutting down")
 
     def wait_for_work(self) -> bool:
         """Blocks until there is something to step (True) or the engine is closed (False)."""
@@ -115,6 +117,7 @@ class EngineCore:
                 prompt_tokens_total=self._prompt_tokens,
                 generated_tokens_total=self._generated_tokens,
                 cache_bytes=self.scheduler.cache_bytes,
+                failure=self._failure,
             )
 
     def _schedule(self) -> Plan:

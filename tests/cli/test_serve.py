@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -14,7 +15,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from openai import OpenAI
+
+from perilune.cli.serve import _backends
+from perilune.kernels.registry import OPS, resolve
 
 SERVE = [sys.executable, "-m", "perilune.cli.main", "serve"]
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -30,11 +35,12 @@ def start(checkpoint) -> tuple[subprocess.Popen, str, str]:
         env=ENV,
     )
     assert process.stdout
-    ready, curl = process.stdout.readline(), process.stdout.readline()
+    ready, curl, kernels = (process.stdout.readline() for _ in range(3))
     if not ready:
         pytest.fail(process.communicate()[1])
     found = re.search(r"http://127\.0\.0\.1:\d+", ready)
     assert found, ready
+    assert kernels.startswith("perilune: on cpu: ")
     return process, found[0], curl
 
 
@@ -61,6 +67,15 @@ def test_the_curl_line_works_as_printed(served):
     ).groups()
     with urllib.request.urlopen(url, data=(body[:-1] + ', "max_tokens": 4}').encode()) as answer:
         assert json.load(answer)["model"] == "tiny"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_the_line_about_kernels_says_what_runs(name, caplog):
+    own, _, reference = _backends("cpu").partition("the reference for ")
+    with caplog.at_level(logging.INFO, logger="perilune.kernels"), pytest.raises(TypeError):
+        resolve(name)(torch.zeros(1))  # the choice comes before the missing arguments
+    ran = own if "(declared for it)" in caplog.text else reference
+    assert name in re.findall(r"\w+", ran)
 
 
 def test_the_model_is_named_for_its_directory(served):

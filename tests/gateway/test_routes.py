@@ -52,6 +52,13 @@ def test_health(served):
     assert (status, json.loads(text)) == (200, {"status": "ok"})
 
 
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/fake"])
+def test_head_is_get_without_the_body(served, path):
+    status, headers, text = send(served, "HEAD", path)
+    assert (status, text) == (200, "")
+    assert headers["content-type"] == send(served, "GET", path)[1]["content-type"]
+
+
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/chat/completions/", "/x/../y"])
 def test_an_unknown_path(served, path):
     status, _, text = send(served, "GET", path)
@@ -66,16 +73,18 @@ def test_an_unknown_path(served, path):
     [
         ("GET", "/v1/chat/completions", "POST"),
         ("PUT", "/v1/completions", "POST"),
-        ("POST", "/v1/models", "GET"),
-        ("DELETE", "/v1/models/fake", "GET"),
-        ("POST", "/health", "GET"),
+        ("HEAD", "/v1/completions", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/models/fake", "GET, HEAD"),
+        ("POST", "/health", "GET, HEAD"),
     ],
 )
 def test_a_wrong_method(served, method, path, allowed):
     status, headers, text = send(served, method, path)
     assert status == 405
     assert headers["allow"] == allowed
-    assert json.loads(text)["error"]["code"] == "method_not_allowed"
+    if method != "HEAD":
+        assert json.loads(text)["error"]["code"] == "method_not_allowed"
 
 
 def test_metrics_of_a_call(served, client, engine, written_ids):

@@ -59,7 +59,7 @@ def test_every_source_is_closed_when_send_stream_returns(parse, body, chunks_of,
         chunks = chunks_of(events, AnswerHead(id="id", model="m"), call)
         with pytest.raises(ProtocolClosed):
             await send_stream(
-                LostConnection(fails_at), chunks, [], ping_interval_s=100, call_id="id"
+                LostConnection(fails_at), chunks, [], ping_interval_s=100, on_fault=pytest.fail
             )
         return sorted(closed)
 

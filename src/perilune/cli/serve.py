@@ -55,19 +55,27 @@ def run(args: argparse.Namespace) -> int:
 
 async def _serve(opened: OpenModel, address: Address) -> None:
     model, engine = opened
-    metrics = ServerMetrics()
-    metrics.watch_engine(model.model_id, engine.stats)
-    router = Router([Route(model=model, max_context=model.max_context)])
-    gateway = Gateway(router, metrics)
+    gateway = _gateway(opened)
     signals = _watch_signals()
     try:
         async with listening(gateway, address):
-            print(_ready(model.model_id, model.max_context, address), flush=True)
+            print(_ready(model.model_id, model.max_context, address))
+            print(_backends(engine.info.details["device"]), flush=True)
             await signals.acquire()
             await _drain(gateway, signals)
             await engine.close()  # before the server ends: it waits for open streams
     finally:
         await engine.close()
+
+
+def _gateway(opened: OpenModel) -> Gateway:
+    model, engine = opened
+    metrics = ServerMetrics()
+    metrics.watch_engine(model.model_id, engine.stats)
+    route = Route(
+        model=model, max_context=model.max_context, failure=lambda: engine.stats().failure
+    )
+    return Gateway(Router([route]), metrics)
 
 
 def _watch_signals() -> asyncio.Semaphore:
@@ -89,6 +97,21 @@ async def _drain(gateway: Gateway, signals: asyncio.Semaphore) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
+
+
+def _backends(device: str) -> str:
+    """One line for what the registry logs op by op: which ops have a backend for `device`."""
+    from perilune.kernels.registry import OPS, spec  # torch: not for --help
+
+    kind = device.partition(":")[0]
+    own = [name for name in OPS if kind in spec(name).backends]
+    rest = [name for name in OPS if name not in own]
+    parts = [
+        f"{what} for {', '.join(names)}"
+        for what, names in ((f"{kind} kernels", own), ("the reference", rest))
+        if names
+    ]
+    return f"perilune: on {device}: {'; '.join(parts)}"
 
 
 def _ready(model_id: str, max_context: int, address: Address) -> str:

@@ -8,16 +8,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from perilune.core.errors import PeriluneError
+from perilune.core.errors import EngineError
 from perilune.gateway.body import read_body
 from perilune.gateway.disconnect import ClientGoneError, while_connected
 from perilune.gateway.endpoints import CHAT, COMPLETION, C, Endpoint, ModelCaller
 from perilune.gateway.errors import (
     MethodNotAllowedError,
     ShuttingDownError,
+    UnhealthyError,
     UnknownRouteError,
     error_reply,
-    log_internal,
+    log_fault,
 )
 from perilune.gateway.reply import Reply, json_reply
 from perilune.gateway.router import Router
@@ -43,6 +44,7 @@ class Request(NamedTuple):
 
 class Handler(NamedTuple):
     method: str
+    """GET stands for HEAD too: the server below leaves the body out."""
     answer: Callable[[Request], Coroutine[Any, Any, Reply | None]]
     """None means that the answer has gone out already, as a stream."""
 
@@ -100,15 +102,18 @@ class Gateway:
             reply = await while_connected(request.proto, handler.answer(request))
         except ClientGoneError:
             return CLIENT_GONE
-        except PeriluneError as error:
-            reply = error_reply(error)
-        except Exception as error:  # the boundary: logged here, an error 500 for the client
-            log_internal(error, request.id)
+        except Exception as error:  # the boundary: an answer for the client, a line in the log
+            self._log_fault(error, request.id)
             reply = error_reply(error)
         if reply is None:
             return 200
         reply.send(request.proto, request.reply_headers)
         return reply.status
+
+    def _log_fault(self, error: Exception, request_id: str) -> None:
+        # At the end of the grace the engine breaks off what still runs: no fault of anyone.
+        if not (self._closing and isinstance(error, EngineError)):
+            log_fault(error, request_id)
 
     def _find(self, scope: HttpScope) -> Handler:
         is_model = scope.path.startswith(_MODEL_PREFIX)
@@ -116,10 +121,11 @@ class Gateway:
         if handler is None:
             known = ", ".join(self._routes)
             raise UnknownRouteError(f"no such path: {scope.path[:200]}; there is: {known}")
-        if scope.method != handler.method:
+        allowed = ("GET", "HEAD") if handler.method == "GET" else (handler.method,)
+        if scope.method not in allowed:
             raise MethodNotAllowedError(
                 f"{scope.path[:200]} answers {handler.method}, not {scope.method[:20]}",
-                allowed=handler.method,
+                allowed=", ".join(allowed),
             )
         return handler
 
@@ -128,7 +134,12 @@ class Gateway:
             raise ShuttingDownError("the server is shutting down")
         body = await read_body(request.scope, request.proto, self._max_body_bytes)
         return await self._caller.answer(
-            endpoint, body, request.proto, request.id, request.reply_headers
+            endpoint,
+            body,
+            request.proto,
+            request.id,
+            request.reply_headers,
+            on_fault=lambda error: self._log_fault(error, request.id),
         )
 
     async def _models(self, request: Request) -> Reply:
@@ -141,6 +152,9 @@ class Gateway:
     async def _health(self, request: Request) -> Reply:
         if self._closing:
             raise ShuttingDownError("the server is shutting down")
+        failure = self._router.failure()
+        if failure is not None:
+            raise UnhealthyError(failure)
         return json_reply({"status": "ok"})
 
     async def _exposition(self, request: Request) -> Reply:

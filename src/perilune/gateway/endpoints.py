@@ -70,8 +70,11 @@ class ModelCaller:
         proto: HttpProtocol,
         request_id: str,
         headers: HeaderList,
+        on_fault: Callable[[Exception], None],
     ) -> Reply | None:
         """The answer, or None after it went out as a stream with `headers`.
+
+        `on_fault` hears of an error that comes when the stream is open.
 
         Raises:
             PeriluneError: nothing has been sent yet.
@@ -91,6 +94,6 @@ class ModelCaller:
             endpoint.chunks(events, head, call),
             headers,
             ping_interval_s=self._ping_interval_s,
-            call_id=call_id,
+            on_fault=on_fault,
         )
         return None

@@ -4,7 +4,8 @@ RequestError
 ├── BodyError              400  not JSON, or a field is wrong
 ├── MethodNotAllowedError  405  with the methods that are allowed
 ├── BodyTimeoutError       408  the body did not arrive in time
-└── ShuttingDownError      503  the server takes no new requests
+├── ShuttingDownError      503  the server takes no new requests
+└── UnhealthyError         503  the server needs a restart; only /health says so
 NotFoundError
 ├── UnknownRouteError      404
 └── UnknownModelError      404  code model_not_found
@@ -54,6 +55,12 @@ class ShuttingDownError(RequestError):
     status = 503
     type = "server_error"
     code = "shutting_down"
+
+
+class UnhealthyError(RequestError):
+    status = 503
+    type = "server_error"
+    code = "unhealthy"
 
 
 class UnknownRouteError(NotFoundError):
@@ -115,7 +122,11 @@ def error_reply(error: Exception) -> Reply:
     return Reply(fault_of(error).status, headers, error_body(error))
 
 
-def log_internal(error: Exception, call_id: str) -> None:
-    """Writes what the client is not told; an error with a line in the table needs no log."""
-    if fault_of(error) is INTERNAL:
-        _log.error("internal error in %s", call_id, exc_info=error)
+def log_fault(error: Exception, request_id: str) -> None:
+    """Writes a fault of this program with its traceback; what a client does wrong needs no log.
+
+    503 is no fault but a state, logged where it began and told to every client while it lasts.
+    """
+    status = fault_of(error).status
+    if status >= 500 and status != 503:
+        _log.error("request %s failed", request_id, exc_info=error)

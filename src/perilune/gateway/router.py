@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ class Route:
 
     model: ChatModel
     max_context: int | None = None
+    failure: Callable[[], str | None] = lambda: None
+    """Why the model can serve nothing any more; None while it can."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def card(self) -> Mapping[str, Any]:
@@ -44,6 +46,10 @@ class Router:
                 param="model",
             )
         return route
+
+    def failure(self) -> str | None:
+        """Why this server needs a restart: the first failure among its models."""
+        return next(filter(None, (route.failure() for route in self._routes.values())), None)
 
     def cards(self) -> list[Mapping[str, Any]]:
         return [route.card() for route in self._routes.values()]

@@ -1,6 +1,10 @@
 """The HTTP server: one granian worker in this process and in the running event loop.
 
 A worker process of its own costs the same CPU a request, and would need a way to the engine.
+
+A client that shuts down its sending side after the request (a half-closed connection) gets no
+answer: the HTTP library below takes the end of input for a client that has left, which granian
+gives no option to change. That same signal is what frees the sequence of a client that left.
 """
 
 from __future__ import annotations

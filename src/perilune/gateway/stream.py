@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from perilune.gateway.errors import error_body, log_internal
+from perilune.gateway.errors import error_body
 from perilune.gateway.fanout import closing
 from perilune.gateway.rsgi import HeaderList, HttpProtocol, HttpStream, ProtocolClosed
 
@@ -25,14 +25,14 @@ async def send_stream(
     headers: HeaderList,
     *,
     ping_interval_s: float,
-    call_id: str,
+    on_fault: Callable[[Exception], None],
 ) -> None:
     """Sends every chunk as an event, then `[DONE]`.
 
     The response starts with the first chunk or, when that takes longer than `ping_interval_s`, with
     a ping: proxies cut a connection that is silent for long. An error before the start is raised,
-    so that it can become an HTTP status. A later one becomes an event with an `error` object, and
-    the stream ends without `[DONE]`, so that no client takes it for complete.
+    so that it can become an HTTP status. A later one goes to `on_fault` and becomes an event with
+    an `error` object; the stream ends without `[DONE]`, so that no client takes it for complete.
     """
     async with closing(chunks), _fetching(chunks) as first:
         await asyncio.wait({first}, timeout=ping_interval_s)
@@ -50,7 +50,7 @@ async def send_stream(
         except ProtocolClosed:
             raise
         except Exception as error:  # the status line is gone: the client must read it here
-            log_internal(error, call_id)
+            on_fault(error)
             await events.send(error_body(error))
         finally:
             pings.cancel()

@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 
@@ -15,7 +18,7 @@ from perilune.model.model import Transformer
 from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3
 from perilune.model.save import save_checkpoint
-from perilune.model.verify import SINGLE, verify_checkpoint
+from perilune.model.verify import INDEX, SINGLE, verify_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +34,17 @@ def run(*argv: object) -> int:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     return command.run(parser.parse_args([str(arg) for arg in argv]))
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, SINGLE])
+def test_a_pipe_in_place_of_a_file_is_one_error_and_not_waited_for(directory, tmp_path, name):
+    if name != "config.json":
+        shutil.copy(directory / "config.json", tmp_path)
+    os.mkfifo(tmp_path / name)
+    command = [sys.executable, "-m", "perilune.cli.main", "model", "verify", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"perilune: error: .*/{name}.*not a regular file\n", done.stderr)
 
 
 def test_info_prints_the_published_numbers_of_k3(capsys):

@@ -74,6 +74,7 @@ def test_the_default_effort(tmp_path: Path, key: dict[str, str], level: str) -> 
     [
         (None, "tokenizer_config.json is missing"),
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[]", "not a JSON object"),
         ({}, "no added_tokens_decoder"),
         (

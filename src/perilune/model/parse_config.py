@@ -76,6 +76,8 @@ def load_config(directory: str | Path) -> ModelConfig:
     """Reads `config.json` in `directory`."""
     path = Path(directory) / "config.json"
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device has no end
+            raise ConfigError(f"{path} cannot be read: not a regular file")
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist") from None

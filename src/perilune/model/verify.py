@@ -117,6 +117,8 @@ def _find_files(directory: Path) -> _Index:
 
 def _read_index(path: Path) -> _Index:
     try:
+        if not path.is_file():
+            raise CheckpointError(f"{path}: is not a regular file")
         if path.stat().st_size > MAX_INDEX_BYTES:
             raise CheckpointError(f"{path}: {path.stat().st_size} bytes: not a plausible index")
         index = json.loads(path.read_text(encoding="utf-8"))

@@ -73,7 +73,7 @@ def load_hf(path: Path, eos_names: Iterable[str]) -> HfTokenizer:
     """
     try:
         spec = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: not JSON ({error})") from error
     if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
         raise TokenizerError(f"{path}: no tokenizer model in it")

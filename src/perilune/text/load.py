@@ -118,13 +118,11 @@ def _default_effort(directory: Path) -> str | None:
 
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
+    if not path.is_file():
+        raise TokenizerError(f"{path} is missing; without it no control token has a name")
     try:
         config = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise TokenizerError(
-            f"{path} is missing; without it no control token has a name"
-        ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: not JSON ({error})") from error
     if not isinstance(config, dict):
         raise TokenizerError(f"{path}: not a JSON object")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -69,16 +70,16 @@ class Tokenizer(Protocol):
         ...
 
 
-class SegmentCodec:
+class SegmentCodec(ABC):
     """The methods that every tokenizer derives from `encode` and `token_bytes`."""
 
     special_ids: Mapping[str, int]
 
-    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        raise NotImplementedError
+    @abstractmethod
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]: ...
 
-    def token_bytes(self, token_id: int) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def token_bytes(self, token_id: int) -> bytes: ...
 
     def encode_segments(self, segments: Iterable[tuple[str, bool] | Segment]) -> list[int]:
         ids: list[int] = []

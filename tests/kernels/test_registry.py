@@ -29,7 +29,7 @@ def test_every_declaration_resolves(name):
 
 @pytest.mark.parametrize("find", [spec, resolve])
 def test_an_unknown_op_is_named_with_the_known_ones(find):
-    with pytest.raises(UnsupportedError, match=r"unknown op 'kda_chunks'; known: kda_chunk, "):
+    with pytest.raises(UnsupportedError, match=r"unknown op 'kda_chunks'; known: .*kda_chunk, "):
         find("kda_chunks")
 
 

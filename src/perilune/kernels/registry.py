@@ -53,14 +53,18 @@ class OpSpec:
     signature: str
     """One line: tensors with their shape suffixes."""
     reference: str
-    """`module:attr` of the truth: plain torch, fp32 inside, differentiable."""
-    oracle: str | None = None
-    """`module:attr` of a slower, more obvious form; None: the reference itself in float64."""
+    """`module:attr` of what backends stand in for: plain torch, fp32 inside, differentiable."""
+    oracle: str
+    """`module:attr` of the truth: the definition, step by step, and never a call of the reference.
+    Conformance runs it in float64."""
     backends: Mapping[str, str] = field(default_factory=dict)
     """Device type -> `module:attr`; a device without an entry runs the reference."""
     cases: Mapping[str, Callable[[torch.Generator, torch.dtype], Inputs]]
     """Named input makers for conformance: odd sizes and extremes included."""
     tolerance: Mapping[torch.dtype, Tolerance]
+    """Of each dtype that the reference serves, and every backend not named below."""
+    backend_tolerance: Mapping[str, Mapping[torch.dtype, Tolerance]] = field(default_factory=dict)
+    """Device type -> what its backend serves instead."""
 
 
 def load_attr(path: str) -> Any:

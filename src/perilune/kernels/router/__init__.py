@@ -30,6 +30,7 @@ SPEC = OpSpec(
     signature="(logits_TE, bias_E, num_active, renormalize, scale)"
     " -> (expert_TR, weight_TR, score_TE)",
     reference="perilune.kernels.router.reference:route",
+    oracle="perilune.kernels.router.oracle:route",
     cases={
         "eight_three": lambda g, d: _inputs(g, d, 8, 3),
         "all_experts": lambda g, d: _inputs(g, d, 5, 5),

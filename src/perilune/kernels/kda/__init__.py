@@ -17,6 +17,8 @@ def _inputs(
     lower_bound: float | None = -5.0,
     heads: int = 2,
     width: int = 16,
+    v_width: int = 16,
+    qk_scale: float = 1.0,
     z_scale: float = 1.0,
     with_state: bool = False,
 ) -> Inputs:
@@ -26,17 +28,31 @@ def _inputs(
         return normal(generator, dtype, *shape, scale=scale)
 
     return {
-        "q_THK": draw(t, heads, width),
-        "k_THK": draw(t, heads, width),
-        "v_THV": draw(t, heads, width),
+        "q_THK": draw(t, heads, width, scale=qk_scale),
+        "k_THK": draw(t, heads, width, scale=qk_scale),
+        "v_THV": draw(t, heads, v_width),
         "z_THK": draw(t, heads, width, scale=z_scale),
         "b_TH": draw(t, heads),
         "A_log_H": draw(heads, scale=0.5),
         "dt_bias_HK": draw(heads, width, scale=0.3),
         "packing": Packing.of(lengths),
         "lower_bound": lower_bound,
-        "state_NHKV": draw(len(lengths), heads, width, width) if with_state else None,
+        "state_NHKV": draw(len(lengths), heads, width, v_width) if with_state else None,
     }
+
+
+def _other_widths(
+    generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...]
+) -> Inputs:
+    """Nothing square, and another bound than K3's."""
+    sizes = {"heads": 3, "width": 7, "v_width": 5}
+    return _inputs(generator, dtype, lengths, lower_bound=-3.0, with_state=True, **sizes)
+
+
+def _as_small_as_eps(
+    generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...]
+) -> Inputs:
+    return _inputs(generator, dtype, lengths, qk_scale=2e-4, with_state=True)
 
 
 def _segmented(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
@@ -54,14 +70,14 @@ _SEQUENCES = {
     "strongest_decay": lambda g, d: _inputs(g, d, (80,), z_scale=40.0, with_state=True),
     "softplus": lambda g, d: _inputs(g, d, (37, 70), lower_bound=None, with_state=True),
     "softplus_strong": lambda g, d: _inputs(g, d, (70,), lower_bound=None, z_scale=30.0),
+    "other_widths": lambda g, d: _other_widths(g, d, (3, 35)),
+    "as_small_as_eps": lambda g, d: _as_small_as_eps(g, d, (2, 3)),
     "segmented_rows": _segmented,
 }
 
 
-def _decode_inputs(
-    generator: torch.Generator, dtype: torch.dtype, n: int, lower_bound: float | None
-) -> Inputs:
-    inputs = _inputs(generator, dtype, (1,) * n, lower_bound=lower_bound, with_state=True)
+def _decoding(inputs: Inputs) -> Inputs:
+    """The inputs of one-token sequences, as one step of all of them."""
     del inputs["packing"]
     return {
         name.replace("_THK", "_NHK").replace("_THV", "_NHV").replace("_TH", "_NH"): value.detach()
@@ -100,8 +116,15 @@ DECODE = OpSpec(
     backends={"cpu": "perilune.kernels.kda.cpu:kda_decode"},
     oracle="perilune.kernels.kda.oracle:kda_decode",
     cases={
-        "one": lambda g, d: _decode_inputs(g, d, 1, -5.0),
-        "five_softplus": lambda g, d: _decode_inputs(g, d, 5, None),
+        "one": lambda g, d: _decoding(_inputs(g, d, (1,), with_state=True)),
+        "five_softplus": lambda g, d: _decoding(
+            _inputs(g, d, (1,) * 5, lower_bound=None, with_state=True)
+        ),
+        "strongest_decay": lambda g, d: _decoding(
+            _inputs(g, d, (1, 1), z_scale=40.0, with_state=True)
+        ),
+        "other_widths": lambda g, d: _decoding(_other_widths(g, d, (1, 1))),
+        "as_small_as_eps": lambda g, d: _decoding(_as_small_as_eps(g, d, (1, 1))),
     },
     tolerance=FP32,
 )

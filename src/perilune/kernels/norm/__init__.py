@@ -37,7 +37,13 @@ GATED_RMS_NORM = OpSpec(
             "gate_D": normal(g, d, 3, 2, 9),
             "weight_D": normal(g, d, 9),
             "eps": 1e-5,
-        }
+        },
+        "as_small_as_eps": lambda g, d: {
+            "x_D": normal(g, d, 3, 2, 9, scale=1e-3),
+            "gate_D": normal(g, d, 3, 2, 9),
+            "weight_D": normal(g, d, 9),
+            "eps": 1e-6,
+        },
     },
     tolerance=EXACT_FP32,
 )

@@ -18,6 +18,13 @@ def _inputs(generator: torch.Generator, dtype: torch.dtype, experts: int, k: int
     }
 
 
+def _vanishing(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+    """Scores about as small as the eps of the renormalisation."""
+    inputs = _inputs(generator, dtype, 6, 2)
+    inputs["logits_TE"] = (inputs["logits_TE"].detach() - 46).requires_grad_()
+    return inputs
+
+
 def _tied(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     inputs = _inputs(generator, dtype, 8, 3)
     inputs["logits_TE"] = torch.zeros(7, 8, dtype=dtype).requires_grad_()
@@ -35,6 +42,8 @@ SPEC = OpSpec(
         "eight_three": lambda g, d: _inputs(g, d, 8, 3),
         "all_experts": lambda g, d: _inputs(g, d, 5, 5),
         "all_tied": _tied,
+        "vanishing": _vanishing,
+        "not_renormalised": lambda g, d: _inputs(g, d, 8, 3) | {"renormalize": False},
     },
     tolerance=EXACT_FP32,
 )

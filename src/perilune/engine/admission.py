@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from perilune.core.errors import ContextLengthError, RequestError
 from perilune.core.types import EngineInfo, SamplingParams, TokenRequest
@@ -54,8 +54,8 @@ def admit(request: TokenRequest, info: EngineInfo) -> TokenSequence:
     )
 
 
-def _check_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
-    for token_id in token_ids:
+def _check_ids(token_ids: Collection[int], vocab_size: int, param: str) -> None:
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise RequestError(
                 f"{param} holds token id {token_id}; the vocabulary ends at {vocab_size - 1}",

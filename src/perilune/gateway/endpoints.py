@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -21,6 +22,10 @@ from perilune.gateway.stream import send_stream
 from perilune.telemetry.metrics import CallTimer, ServerMetrics
 
 C = TypeVar("C", ChatCall, CompletionCall)
+
+LOOP_BYTES = 2**15
+"""A longer body is read in a thread. One of 4 MiB in short messages takes 0.8 s, in which no stream
+would get on; at this length it takes 7 ms, and a thread costs 0.1 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +85,10 @@ class ModelCaller:
             PeriluneError: nothing has been sent yet.
         """
         call_id = endpoint.id_prefix + request_id
-        call = endpoint.parse(body, call_id)
+        if len(body) > LOOP_BYTES:
+            call = await asyncio.to_thread(endpoint.parse, body, call_id)
+        else:
+            call = endpoint.parse(body, call_id)
         model = self._router.resolve(call.requests[0].model).model
         head = AnswerHead(id=call_id, model=model.model_id)
         streams = endpoint.start(model, call)

@@ -63,7 +63,9 @@ class LocalModel:
             prompt_ids = prompt
         reader = CompletionReader(self._tokenizer, request.stop)
         tokens = self._token_request(request, prompt_ids, self._tokenizer.eos_ids)
-        echo = self._tokenizer.decode(prompt_ids) if request.echo else ""
+        echo = ""
+        if request.echo:
+            echo = await asyncio.to_thread(self._tokenizer.decode, prompt_ids)
         async with closing(self._run(tokens, reader)) as events:
             async for event in events:
                 if echo:  # only now, since a refused prompt must not be shown first

@@ -27,8 +27,8 @@ GRACE_S = 10.0
 """How long requests under way may go on after the first signal."""
 
 SWITCH_INTERVAL_S = 0.001
-"""The engine's thread asks for Python's lock again after every torch op; while another one encodes a
-long prompt, each time costs so much. Python's own 5 ms make steps of seconds."""
+"""The engine's thread asks for Python's lock after every torch op; while another one encodes a long
+prompt, each time costs so much. Python's own 5 ms make steps of seconds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

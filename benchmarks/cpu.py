@@ -110,9 +110,9 @@ def decode_floor(loaded: LanguageModel, threads: int) -> dict[str, float]:
     bandwidth = block.nbytes / best
     return {
         "weights_per_token_mb_fp32": read * 4 / 1e6,
-        "weights_per_token_mb_fp16": read * 2 / 1e6,
+        "weights_per_token_mb_bf16": read * 2 / 1e6,
         "bandwidth_gb_s": bandwidth / 1e9,
-        "floor_tokens_s_fp16": bandwidth / (read * 2),
+        "floor_tokens_s_bf16": bandwidth / (read * 2),
     }
 
 

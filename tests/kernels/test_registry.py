@@ -11,6 +11,7 @@ import torch
 
 from perilune.core.errors import UnsupportedError
 from perilune.kernels import registry
+from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import OPS, Op, load_attr, resolve, spec
 from perilune.kernels.testing import CheckResult, check, relative_error
 
@@ -34,15 +35,16 @@ def test_an_unknown_op_is_named_with_the_known_ones(find):
 
 
 def test_an_op_logs_its_choice_once(caplog):
-    op = resolve("router")
-    logits, bias = torch.zeros(2, 4), torch.zeros(4)
+    op = resolve("causal_conv")
+    x, weight, packing = torch.ones(2, 4), torch.ones(4, 3), Packing.of([2])
     with caplog.at_level(logging.INFO, logger=registry.__name__):
-        first = op(logits, bias, 2, True, 1.0)
-        second = op(logits, bias, 2, True, 1.0)
+        first = op(x, weight, packing)
+        second = op(x, weight, packing)
     assert caplog.messages == [
-        "op router on cpu: perilune.kernels.router.reference:route (no backend declared for it)"
+        "op causal_conv on cpu: perilune.kernels.causal_conv.reference:causal_conv"
+        " (no backend declared for it)"
     ]
-    assert torch.equal(first.expert_TR, second.expert_TR)
+    assert torch.equal(first.y_TC, second.y_TC)
 
 
 def test_a_declared_backend_runs_in_place_of_the_reference(monkeypatch, caplog):

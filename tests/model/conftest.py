@@ -48,7 +48,7 @@ def draw() -> Callable[..., Drawn]:
     """A random fp32 model of `raw` and `tokens` ids; drawn again while the routing nearly ties.
 
     `rounded`: weights rounded to bf16, as in a checkpoint; few tokens then run on weights held as
-    fp16.
+    bf16.
     """
 
     def draw(

@@ -27,7 +27,7 @@ def make_model(raw: dict) -> Transformer:
 
 
 MODELS = {
-    # Rounded as in a checkpoint: few tokens then run on weights held as fp16.
+    # Rounded as in a checkpoint: few tokens then run on weights held as bf16.
     "k3": make_model(tiny_k3(hidden_size=40, num_hidden_layers=5)).bfloat16().float().freeze(),
     "kimi_linear": make_model(tiny_kimi_linear(hidden_size=40, num_hidden_layers=4)).freeze(),
 }

@@ -1,4 +1,4 @@
-"""The whole network's small promises: freezing, the weights held as fp16, heads, dtypes."""
+"""The whole network's small promises: freezing, the weights held as bf16, heads, dtypes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from perilune.kernels.common.half_linear import MAX_TOKENS, half_linear
+from perilune.kernels.common.few_tokens import MAX_TOKENS
 from perilune.kernels.common.packing import Packing
-from perilune.kernels.experts.few_tokens import few_token_experts, half_experts
-from perilune.kernels.experts.reference import experts
 from perilune.kernels.mla.reference import mla_decode
-from perilune.kernels.router.reference import Routes
-from perilune.kernels.situ.reference import swi_glu
 from perilune.model.init import init_weights, random_weights
-from perilune.model.linear import Fused, Linear
+from perilune.model.linear import Fused, Held, Linear
 from perilune.model.model import Transformer
 from perilune.model.moe import Experts, Router
 from perilune.model.parse_config import parse_config
@@ -55,53 +51,36 @@ def test_freezing_changes_no_name_no_value_and_no_logit(model):
     assert relative(run(model), want) < 1e-5
 
 
-def test_weights_as_stored_are_held_as_fp16_and_change_nothing(model):
+def test_bf16_weights_are_read_as_bf16_by_few_tokens_and_change_nothing(model):
     model = model.bfloat16().float()
     ids_T = IDS[:MAX_TOKENS]
     want = run(model, ids_T)
     model.freeze()
-    held = [m for m in model.modules() if isinstance(m, Linear | Router | Experts)]
+    held = [m.held for m in model.modules() if isinstance(m, Linear | Router) and m.held]
     assert held
-    assert {m.as_half is not None for m in held if not isinstance(m, Linear)} == {True}
+    assert all(each.for_tokens(MAX_TOKENS).dtype == torch.bfloat16 for each in held)
+    assert all(each.for_tokens(MAX_TOKENS + 1).dtype == torch.float32 for each in held)
+    assert all(w.dtype == torch.bfloat16 for w in expert_weights(model))
     assert relative(run(model, ids_T), want) < 1e-4
 
 
-def test_weights_that_fp16_would_round_are_left_alone(model):
+def test_weights_that_bf16_would_round_are_left_alone(model):
     model.freeze()
-    held = [m for m in model.modules() if isinstance(m, Router | Experts)]
-    assert all(m.as_half is None for m in held)
+    assert all(w.dtype == torch.float32 for w in expert_weights(model))
 
 
-@pytest.mark.parametrize("tokens", [1, 2, MAX_TOKENS])
-def test_half_held_products_equal_the_fp32_product(tokens):
-    weight = torch.randn(24, 40, generator=generator()).bfloat16().float()
-    x = torch.randn(tokens, 40, generator=generator(5))
-    half = half_linear(weight)
-    assert half is not None
-    assert relative(half(x), x.double() @ weight.double().T) < 1e-6
+def expert_weights(model: Transformer) -> list[Tensor]:
+    found = [w for m in model.modules() if isinstance(m, Experts) for w in m.weights(1)]
+    assert found
+    return found
 
 
-@pytest.mark.parametrize("scale", [1e6, 1.0, 1e-6], ids=["too_large", "too_fine", "too_small"])
-def test_a_weight_that_fp16_cannot_hold_is_refused(scale):
-    weight = scale * (1 + torch.rand(8, 16, generator=generator()))
-    assert half_linear(weight) is None
-    assert half_linear(torch.ones(8, 16, dtype=torch.bfloat16)) is None
-    assert half_experts(weight[None], torch.ones(1, 16, 8)) is None
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 5, MAX_TOKENS])
-@pytest.mark.parametrize("r", [1, 3])
-def test_few_token_experts_equal_the_reference(tokens, r):
-    draw = generator(tokens)
-    w13 = torch.randn(5, 20, 12, generator=draw).bfloat16().float()
-    w2 = torch.randn(5, 12, 10, generator=draw).bfloat16().float()
-    x = torch.randn(tokens, 12, generator=draw)
-    chosen = torch.rand(tokens, 5, generator=draw).argsort(1)[:, :r]
-    weight = torch.rand(tokens, r, generator=draw)
-    maps = half_experts(w13, w2)
-    assert maps is not None
-    got = few_token_experts(x, Routes(chosen, weight, torch.zeros(tokens, 5)), maps, swi_glu)
-    assert relative(got, experts(x, chosen, weight, w13, w2, swi_glu)) < 1e-6
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_only_what_bf16_holds_exactly_is_held(scale):
+    exact = (scale * torch.randn(8, 16, generator=generator())).bfloat16().float()
+    assert torch.equal(Held(exact).for_tokens(1).float(), exact)
+    finer = torch.nextafter(exact, torch.full_like(exact, torch.inf))
+    assert Held(finer).for_tokens(1) is finer
 
 
 def test_fused_projections_equal_each_one():

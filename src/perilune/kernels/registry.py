@@ -19,6 +19,7 @@ from perilune.core.errors import UnsupportedError
 log = logging.getLogger(__name__)
 
 OPS: dict[str, str] = {
+    "linear": "perilune.kernels.linear:SPEC",
     "kda_chunk": "perilune.kernels.kda:CHUNK",
     "kda_recurrent": "perilune.kernels.kda:RECURRENT",
     "kda_decode": "perilune.kernels.kda:DECODE",

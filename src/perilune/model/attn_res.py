@@ -20,6 +20,17 @@ class Query(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(1, width))
+        self.scaled_D: Tensor | None = None
+
+    def freeze(self, norm: RMSNorm) -> None:
+        self.scaled_D = self.scaled(norm).detach()
+
+    def scaled(self, norm: RMSNorm) -> Tensor:
+        """The query times the weight of the norm of the sources, [D], at least fp32."""
+        if self.scaled_D is not None:
+            return self.scaled_D
+        wide = torch.promote_types(torch.float32, self.weight.dtype)
+        return self.weight[0].to(wide) * norm.weight.to(wide)
 
 
 class AttnResStream:
@@ -33,9 +44,7 @@ class AttnResStream:
         sources = self.sources()
         if len(sources) == 1:
             return sources[0]
-        wide = torch.promote_types(torch.float32, query.weight.dtype)
-        query_D = query.weight[0].to(wide) * norm.weight.to(wide)
-        return attn_res(torch.stack(sources), query_D, norm.eps)
+        return attn_res(torch.stack(sources), query.scaled(norm), norm.eps)
 
     def sources(self) -> list[Tensor]:
         return self.blocks if self.partial is None else [*self.blocks, self.partial]

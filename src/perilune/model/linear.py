@@ -9,9 +9,25 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
-from perilune.kernels.common.half_linear import MAX_TOKENS, HalfLinear, half_linear
+from perilune.kernels.common.few_tokens import MAX_TOKENS
+from perilune.kernels.registry import resolve
+
+linear = resolve("linear")
+
+
+class Held:
+    """A frozen weight; on a CPU also as bf16 where that loses nothing: half the bytes to read."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = self.narrow = weight
+        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+            narrow = weight.bfloat16()
+            if torch.equal(narrow.float(), weight):
+                self.narrow = narrow
+
+    def for_tokens(self, num_tokens: int) -> Tensor:
+        return self.narrow if num_tokens <= MAX_TOKENS else self.weight
 
 
 class Linear(nn.Module):
@@ -20,15 +36,14 @@ class Linear(nn.Module):
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.as_half: HalfLinear | None = None
+        self.held: Held | None = None
 
     def freeze(self) -> None:
-        self.as_half = half_linear(self.weight)
+        self.held = Held(self.weight.data)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        if self.as_half is not None and x_TD.shape[0] <= MAX_TOKENS:
-            return self.as_half(x_TD)
-        return linear(x_TD, self.weight.to(x_TD.dtype))
+        held = self.held
+        return linear(x_TD, self.weight if held is None else held.for_tokens(x_TD.shape[0]))
 
 
 class Fused:
@@ -41,25 +56,21 @@ class Fused:
     def __init__(self, parts: Sequence[Linear]) -> None:
         self.parts = tuple(parts)
         self.sizes = [part.weight.shape[0] for part in parts]
-        self.frozen: Tensor | None = None
-        self.as_half: HalfLinear | None = None
+        self.held: Held | None = None
 
     def __call__(self, x_TD: Tensor) -> Tensor:
-        if self.as_half is not None and x_TD.shape[0] <= MAX_TOKENS:
-            return self.as_half(x_TD)
-        weight = self.frozen
-        if weight is None:
-            weight = torch.cat([part.weight for part in self.parts]).to(x_TD.dtype)
-        return linear(x_TD, weight)
+        if self.held is not None:
+            return linear(x_TD, self.held.for_tokens(x_TD.shape[0]))
+        return linear(x_TD, torch.cat([part.weight for part in self.parts]))
 
     def split(self, x_TD: Tensor) -> tuple[Tensor, ...]:
         """The product, cut into one output a part (views)."""
         return self(x_TD).split(self.sizes, dim=-1)
 
     def freeze(self) -> None:
-        self.frozen = torch.cat([part.weight.data for part in self.parts])
-        self.as_half = half_linear(self.frozen)
-        for part, rows in zip(self.parts, self.frozen.split(self.sizes), strict=True):
+        fused = torch.cat([part.weight.data for part in self.parts])
+        self.held = Held(fused)
+        for part, rows in zip(self.parts, fused.split(self.sizes), strict=True):
             part.weight = nn.Parameter(rows, requires_grad=False)
 
 

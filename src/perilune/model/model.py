@@ -11,14 +11,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from perilune.kernels.common.packing import Packing
 from perilune.model.attn_res import AttnResStream, PlainStream, Query
 from perilune.model.cache import SequenceCache, new_cache
 from perilune.model.config import ModelConfig
 from perilune.model.kda import KDA
-from perilune.model.linear import Embedding, Linear
+from perilune.model.linear import Embedding, Linear, linear
 from perilune.model.mla import MLA
 from perilune.model.moe import MLP, Experts, MoE, Router
 from perilune.model.norm import RMSNorm
@@ -42,6 +41,11 @@ class DecoderLayer(nn.Module):
             self.self_attention_res_proj = Query(d)
             self.mlp_res_norm = RMSNorm(d, eps)
             self.mlp_res_proj = Query(d)
+
+    def freeze(self) -> None:
+        if hasattr(self, "mlp_res_proj"):
+            self.self_attention_res_proj.freeze(self.self_attention_res_norm)
+            self.mlp_res_proj.freeze(self.mlp_res_norm)
 
     def forward(
         self,
@@ -82,6 +86,10 @@ class Backbone(nn.Module):
             self.output_attn_res_proj = Query(d)
         self.norm = RMSNorm(d, eps)
 
+    def freeze(self) -> None:
+        if self.attn_res:
+            self.output_attn_res_proj.freeze(self.output_attn_res_norm)
+
     def forward(
         self, token_ids_T: Tensor, packing: Packing, caches: Sequence[SequenceCache] | None
     ) -> Tensor:
@@ -121,7 +129,7 @@ class Transformer(nn.Module):
         self.eval().requires_grad_(False)
         fused: set[Linear] = set()
         for module in self.modules():
-            if isinstance(module, KDA | MLA | MLP | Experts | Router):
+            if isinstance(module, Backbone | DecoderLayer | KDA | MLA | MLP | Experts | Router):
                 module.freeze()
             if isinstance(module, KDA | MLA):
                 fused.update(module.inputs.parts)
@@ -152,5 +160,5 @@ class Transformer(nn.Module):
             hidden_TD = hidden_TD[packing.last_T]
         hidden_TD = self.model.norm(hidden_TD)
         if self.config.tie_word_embeddings:
-            return linear(hidden_TD, self.head_weight.to(hidden_TD.dtype)).float()
+            return linear(hidden_TD, self.head_weight).float()
         return self.lm_head(hidden_TD).float()

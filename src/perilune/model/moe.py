@@ -7,18 +7,14 @@ I intermediate width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from perilune.kernels.common.half_linear import MAX_TOKENS, HalfLinear, half_linear
-from perilune.kernels.experts.few_tokens import ExpertMaps, few_token_experts, half_experts
 from perilune.kernels.registry import resolve
 from perilune.kernels.router.reference import Routes
-from perilune.kernels.situ.reference import swi_glu
 from perilune.model.config import ModelConfig, MoEConfig
-from perilune.model.linear import Fused, Linear
+from perilune.model.linear import Fused, Held, Linear, linear
 from perilune.model.norm import RMSNorm
 
 situ_glu = resolve("situ")
@@ -26,11 +22,10 @@ route = resolve("router")
 experts = resolve("experts")
 
 
-def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
-    """The GLU of [gate | up]: SiTU (K3) or SwiGLU (Kimi Linear)."""
-    if config.activation == "silu":
-        return swi_glu
-    return partial(situ_glu, beta=config.situ_beta, linear_beta=config.situ_linear_beta)
+def caps(config: ModelConfig) -> tuple[float | None, float | None]:
+    """The caps of the GLU: SiTU (K3), or none at all, which is SwiGLU (Kimi Linear)."""
+    situ = config.activation == "situ"
+    return (config.situ_beta, config.situ_linear_beta) if situ else (None, None)
 
 
 class MLP(nn.Module):
@@ -42,13 +37,13 @@ class MLP(nn.Module):
         self.up_proj = Linear(config.hidden_size, intermediate)
         self.down_proj = Linear(intermediate, config.hidden_size)
         self.gate_up = Fused([self.gate_proj, self.up_proj])
-        self.activation = activation(config)
+        self.caps = caps(config)
 
     def freeze(self) -> None:
         self.gate_up.freeze()
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.gate_up(x_TD)))
+        return self.down_proj(situ_glu(self.gate_up(x_TD), *self.caps))
 
 
 class Router(nn.Module):
@@ -60,17 +55,16 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(moe.num_experts, config.hidden_size))
         self.e_score_correction_bias: Tensor
         self.register_buffer("e_score_correction_bias", torch.zeros(moe.num_experts))
-        self.as_half: HalfLinear | None = None
+        self.held: Held | None = None
 
     def freeze(self) -> None:
-        self.as_half = half_linear(self.weight)
+        self.held = Held(self.weight.data)
 
     def forward(self, x_TD: Tensor) -> Routes:
-        if self.as_half is not None and x_TD.shape[0] <= MAX_TOKENS:
-            logits_TE = self.as_half(x_TD)
-        else:
-            dtype = torch.promote_types(torch.float32, x_TD.dtype)
-            logits_TE = torch.nn.functional.linear(x_TD.to(dtype), self.weight.to(dtype))
+        x_TD = x_TD.to(torch.promote_types(torch.float32, x_TD.dtype))
+        held = self.held
+        weight = self.weight if held is None else held.for_tokens(x_TD.shape[0])
+        logits_TE = linear(x_TD, weight)
         return route(
             logits_TE,
             self.e_score_correction_bias,
@@ -87,10 +81,16 @@ class Experts(nn.Module):
         super().__init__()
         self.w13 = nn.Parameter(torch.empty(moe.num_experts, 2 * moe.intermediate_size, width))
         self.w2 = nn.Parameter(torch.empty(moe.num_experts, width, moe.intermediate_size))
-        self.as_half: list[ExpertMaps] | None = None
+        self.held: tuple[Held, Held] | None = None
 
     def freeze(self) -> None:
-        self.as_half = half_experts(self.w13, self.w2)
+        self.held = Held(self.w13.data), Held(self.w2.data)
+
+    def weights(self, num_tokens: int) -> tuple[Tensor, Tensor]:
+        if self.held is None:
+            return self.w13, self.w2
+        w13, w2 = (held.for_tokens(num_tokens) for held in self.held)
+        return w13, w2
 
 
 class MoE(nn.Module):
@@ -108,7 +108,7 @@ class MoE(nn.Module):
             self.shared_experts = MLP(config, moe.num_shared_experts * moe.intermediate_size)
         self.latent_size, self.latent_norm = latent, moe.latent_norm
         self.has_shared = moe.num_shared_experts > 0
-        self.activation = activation(config)
+        self.caps = caps(config)
         self.observe: nn.Module | None = None
         """Sees the routes of every forward; the trainer's balancing reads loads here."""
         self.quantize: Callable[[Tensor], Tensor] | None = None
@@ -127,9 +127,7 @@ class MoE(nn.Module):
         return y_TD + self.shared_experts(x_TD) if self.has_shared else y_TD
 
     def _routed(self, z_TL: Tensor, routes: Routes) -> Tensor:
-        if self.experts.as_half is not None and z_TL.shape[0] <= MAX_TOKENS:
-            return few_token_experts(z_TL, routes, self.experts.as_half, self.activation)
-        w13, w2 = self.experts.w13, self.experts.w2
+        w13, w2 = self.experts.weights(z_TL.shape[0])
         if self.quantize is not None:
             w13, w2 = self.quantize(w13), self.quantize(w2)
-        return experts(z_TL, routes.expert_TR, routes.weight_TR, w13, w2, self.activation)
+        return experts(z_TL, routes.expert_TR, routes.weight_TR, w13, w2, *self.caps)

@@ -13,17 +13,23 @@ SPEC = OpSpec(
     backends={"cpu": "perilune.kernels.attn_res.cpu:attn_res"},
     cases={
         "nine_sources": lambda g, d: {
-            "sources_TD": normal(g, d, 9, 3, 17),
+            "sources_NTD": normal(g, d, 9, 3, 17),
             "query_D": normal(g, d, 17),
             "eps": 1e-5,
         },
         "one_source": lambda g, d: {
-            "sources_TD": normal(g, d, 1, 3, 17),
+            "sources_NTD": normal(g, d, 1, 3, 17),
             "query_D": normal(g, d, 17),
             "eps": 1e-5,
         },
+        # Scores above 88: one source takes all, and the gradients would be rounding alone.
+        "scores_beyond_exp": lambda g, d: {
+            "sources_NTD": normal(g, d, 4, 3, 17).detach(),
+            "query_D": normal(g, d, 17, scale=40.0).detach(),
+            "eps": 1e-5,
+        },
         "as_small_as_eps": lambda g, d: {
-            "sources_TD": normal(g, d, 4, 3, 17, scale=1e-3),
+            "sources_NTD": normal(g, d, 4, 3, 17, scale=1e-3),
             "query_D": normal(g, d, 17),
             "eps": 1e-5,
         },

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 
-def attn_res(sources_TD: Sequence[Tensor] | Tensor, query_D: Tensor, eps: float) -> Tensor:
-    tokens = range(sources_TD[0].shape[0])
-    return torch.stack([_mix([V_TD[t] for V_TD in sources_TD], query_D, eps) for t in tokens])
+def attn_res(sources_NTD: Tensor, query_D: Tensor, eps: float) -> Tensor:
+    tokens = range(sources_NTD[0].shape[0])
+    return torch.stack([_mix([V_TD[t] for V_TD in sources_NTD], query_D, eps) for t in tokens])
 
 
 def _mix(sources_D: list[Tensor], query_D: Tensor, eps: float) -> Tensor:

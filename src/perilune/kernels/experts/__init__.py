@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from perilune.kernels.common.cases import FP32, normal
+from perilune.kernels.common.cases import BF16, FP32, normal
 from perilune.kernels.registry import Inputs, OpSpec
-from perilune.kernels.situ.reference import swi_glu
 
 
 def _inputs(
     generator: torch.Generator, dtype: torch.dtype, tokens: int, experts: int, *, only: int = 0
 ) -> Inputs:
-    r, width, inner = 2, 6, 10
+    # A grouped product in bf16 takes rows of whole 16 bytes only.
+    r, width, inner = (2, 6, 10) if dtype == torch.float32 else (2, 16, 24)
     pool = only or experts
     order = torch.rand(tokens, pool, generator=generator).argsort(1)[:, : min(r, pool)]
     return {
@@ -21,21 +21,34 @@ def _inputs(
         "weight_TR": normal(generator, dtype, *order.shape),
         "w13_E2IL": normal(generator, dtype, experts, 2 * inner, width),
         "w2_ELI": normal(generator, dtype, experts, width, inner),
-        "activation": swi_glu,
+        "beta": 4.0,
+        "linear_beta": 25.0,
     }
+
+
+def _held_as_bf16(generator: torch.Generator, dtype: torch.dtype, tokens: int) -> Inputs:
+    inputs = _inputs(generator, dtype, tokens, 5)
+    narrow = {k: inputs[k].detach().bfloat16() for k in ("w13_E2IL", "w2_ELI")}
+    return inputs | narrow
 
 
 SPEC = OpSpec(
     name="experts",
-    signature="(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, activation) -> y_TL",
+    signature="(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta) -> y_TL",
     reference="perilune.kernels.experts.reference:experts",
     oracle="perilune.kernels.experts.oracle:experts",
-    backends={"cuda": "perilune.kernels.experts.grouped:experts"},
+    backends={
+        "cpu": "perilune.kernels.experts.cpu:experts",
+        "cuda": "perilune.kernels.experts.grouped:experts",
+    },
     cases={
         "spread": lambda g, d: _inputs(g, d, 11, 5),
+        "swi_glu": lambda g, d: _inputs(g, d, 3, 5) | {"beta": None, "linear_beta": None},
         "one_token": lambda g, d: _inputs(g, d, 1, 5),
         "one_overloaded": lambda g, d: _inputs(g, d, 11, 5, only=1),
+        "bf16_weights": lambda g, d: _held_as_bf16(g, d, 7),
         "single_expert": lambda g, d: _inputs(g, d, 4, 1),
     },
     tolerance=FP32,
+    backend_tolerance={"cuda": FP32 | BF16},
 )

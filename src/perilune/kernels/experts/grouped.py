@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 from perilune.kernels.experts import reference
-from perilune.kernels.experts.reference import Activation
+from perilune.kernels.situ.reference import situ_glu
 
 ALIGN = 8
 """Rows of a group are a multiple of this: 16 bytes of bf16, which the weight gradient needs."""
@@ -23,11 +23,12 @@ def experts(
     weight_TR: Tensor,
     w13_E2IL: Tensor,
     w2_ELI: Tensor,
-    activation: Activation,
+    beta: float | None,
+    linear_beta: float | None,
 ) -> Tensor:
     """As `reference.experts` for bf16 tokens, with fp32 sums; other dtypes run the reference."""
     if x_TL.dtype != torch.bfloat16:
-        return reference.experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, activation)
+        return reference.experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta)
     t, r = expert_TR.shape
     num_experts = w13_E2IL.shape[0]
     slot_TR, ends_E = _slots(expert_TR, num_experts)
@@ -35,7 +36,7 @@ def experts(
     rows = x_TL.bfloat16()[:, None].expand(-1, r, -1).reshape(t * r, -1)
     x_PL = rows.new_zeros(padded, rows.shape[1]).index_copy(0, slot_TR.reshape(-1), rows)
     hidden_P2I = grouped_mm(x_PL, w13_E2IL.bfloat16().mT, offs=ends_E)
-    out_PL = grouped_mm(activation(hidden_P2I), w2_ELI.bfloat16().mT, offs=ends_E)
+    out_PL = grouped_mm(situ_glu(hidden_P2I, beta, linear_beta), w2_ELI.bfloat16().mT, offs=ends_E)
     out_TRL = out_PL[slot_TR].float()
     return (out_TRL * weight_TR[..., None].float()).sum(1).to(x_TL.dtype)
 

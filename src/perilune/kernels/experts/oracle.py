@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from perilune.kernels.experts.reference import Activation
+from perilune.kernels.situ.oracle import situ_glu
 
 
 def experts(
@@ -14,12 +14,13 @@ def experts(
     weight_TR: Tensor,
     w13_E2IL: Tensor,
     w2_ELI: Tensor,
-    activation: Activation,
+    beta: float | None,
+    linear_beta: float | None,
 ) -> Tensor:
     outputs = []
     for x_L, chosen, weights in zip(x_TL, expert_TR.tolist(), weight_TR, strict=True):
         terms = [
-            weight * (w2_ELI[e] @ activation(w13_E2IL[e] @ x_L))
+            weight * (w2_ELI[e] @ situ_glu(w13_E2IL[e] @ x_L, beta, linear_beta))
             for e, weight in zip(chosen, weights, strict=True)
         ]
         outputs.append(torch.stack(terms).sum(0))

@@ -5,12 +5,10 @@ Legend: T tokens, R experts a token, E experts, L expert input width, I intermed
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-Activation = Callable[[Tensor], Tensor]
+from perilune.kernels.situ.reference import situ_glu
 
 
 def experts(
@@ -19,9 +17,10 @@ def experts(
     weight_TR: Tensor,
     w13_E2IL: Tensor,
     w2_ELI: Tensor,
-    activation: Activation,
+    beta: float | None,
+    linear_beta: float | None,
 ) -> Tensor:
-    """sum_r weight_r * w2_e(activation(w13_e x)): weights after w2, summed in fp32.
+    """sum_r weight_r * w2_e situ_glu(w13_e x, beta, linear_beta): weights after w2, fp32 sums.
 
     Tokens are sorted by expert so that each expert in use runs once on its own rows.
     """
@@ -34,7 +33,7 @@ def experts(
     for expert, rows in enumerate(x_TL[token_R].split(counts_E.tolist())):
         if len(rows):
             w13, w2 = (w[expert].to(rows.dtype).t() for w in (w13_E2IL, w2_ELI))
-            parts.append(activation(rows @ w13) @ w2)
+            parts.append(situ_glu(rows @ w13, beta, linear_beta) @ w2)
     out_RL = torch.cat(parts)
     dtype = torch.promote_types(torch.float32, x_TL.dtype)
     scaled_RL = out_RL.to(dtype) * weight_TR.reshape(-1)[order_R, None].to(dtype)

@@ -1,15 +1,20 @@
-"""One token of KDA in few kernels.
+"""One token of KDA as one loop.
 
 Legend: N sequences, H heads, K key width, V value width.
 """
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from perilune.kernels.common.constant import constant
+from perilune.kernels.common.cpu_jit import exp, jit, sigmoid
+from perilune.kernels.common.few_tokens import few_tokens
 from perilune.kernels.kda import reference
+
+UNBOUNDED = 0.0
+"""Stands for the softplus gate inside the loop."""
+_L2_EPS = np.float32(reference.L2_EPS)
 
 
 def kda_decode(
@@ -23,24 +28,53 @@ def kda_decode(
     state_NHKV: Tensor,
     lower_bound: float | None = None,
 ) -> Tensor:
-    """As `reference.kda_decode`; below fp32, or with the unbounded gate, the reference runs."""
-    dtype = q_NHK.dtype
-    if lower_bound is None or dtype != state_NHKV.dtype or A_log_H.dtype != dtype:
-        return reference.kda_decode(
-            q_NHK, k_NHK, v_NHV, z_NHK, b_NH, A_log_H, dt_bias_HK, state_NHKV, lower_bound
-        )
-    n, h, width = k_NHK.shape
-    log_decay = torch.sigmoid((z_NHK + dt_bias_HK) * A_log_H.exp()[:, None])
-    decay_NHK = log_decay.mul_(constant(lower_bound, dtype)).exp_()
+    """As `reference.kda_decode`."""
+    inputs = (q_NHK, k_NHK, v_NHV, z_NHK, b_NH, A_log_H, dt_bias_HK)
+    if not few_tokens(q_NHK) or not state_NHKV.is_contiguous():
+        return reference.kda_decode(*inputs, state_NHKV, lower_bound)
+    o_NHV = v_NHV.new_empty(v_NHV.shape)
+    arrays = (x.contiguous().numpy() for x in inputs)
+    _kda_decode(*arrays, state_NHKV.numpy(), np.float32(lower_bound or UNBOUNDED), o_NHV.numpy())
+    return o_NHV
 
-    qk = torch.stack([q_NHK, k_NHK])
-    norm = torch.linalg.vector_norm(qk, dim=-1, keepdim=True)
-    inverse = torch.addcmul(constant(reference.L2_EPS, dtype), norm, norm).rsqrt_()
-    qk = qk.mul_(inverse)
-    q, k = qk.view(2, n * h, 1, width).unbind(0)
 
-    state = state_NHKV.mul_(decay_NHK[..., None]).view(n * h, width, -1)
-    delta = v_NHV.reshape(n * h, 1, -1) - torch.bmm(k, state)
-    written = (k * torch.sigmoid(b_NH).view(n * h, 1, 1)).transpose(1, 2)
-    state.baddbmm_(written, delta)
-    return torch.bmm(q * constant(width**-0.5, dtype), state).view(n, h, -1)
+@jit
+def _kda_decode(
+    q_NHK, k_NHK, v_NHV, z_NHK, b_NH, A_log_H, dt_bias_HK, state_NHKV, lower_bound, o_NHV
+):
+    heads, width, values = state_NHKV.shape[1:]
+    decay_K = np.empty(width, np.float32)
+    delta_V = np.empty(values, np.float32)
+    for n in range(state_NHKV.shape[0]):
+        for h in range(heads):
+            state_KV = state_NHKV[n, h]
+            q_squares = k_squares = np.float32(0)
+            rate = exp(A_log_H[h])
+            for i in range(width):
+                q_squares += q_NHK[n, h, i] * q_NHK[n, h, i]
+                k_squares += k_NHK[n, h, i] * k_NHK[n, h, i]
+                z = z_NHK[n, h, i] + dt_bias_HK[h, i]
+                decay_K[i] = exp(_log_decay(z, rate, lower_bound))
+            q_scale = 1 / np.sqrt((q_squares + _L2_EPS) * np.float32(width))
+            k_scale = 1 / np.sqrt(k_squares + _L2_EPS)
+            delta_V[:] = v_NHV[n, h]
+            for i in range(width):
+                k = k_NHK[n, h, i] * k_scale
+                for j in range(values):
+                    state_KV[i, j] *= decay_K[i]
+                    delta_V[j] -= k * state_KV[i, j]
+            beta = sigmoid(b_NH[n, h])
+            o_NHV[n, h] = 0
+            for i in range(width):
+                written = beta * k_NHK[n, h, i] * k_scale
+                q = q_NHK[n, h, i] * q_scale
+                for j in range(values):
+                    state_KV[i, j] += written * delta_V[j]
+                    o_NHV[n, h, j] += q * state_KV[i, j]
+
+
+@jit
+def _log_decay(z, rate, lower_bound):
+    if lower_bound != UNBOUNDED:
+        return lower_bound * sigmoid(z * rate)
+    return -rate * (z if z > np.float32(20) else np.log1p(exp(z)))

@@ -58,6 +58,7 @@ DECODE = OpSpec(
     name="mla_decode",
     signature="(q_HC, latent_SC, kv_lora_rank, scale) -> o_HC",
     reference="perilune.kernels.mla.reference:mla_decode",
+    backends={"cpu": "perilune.kernels.mla.cpu:mla_decode"},
     oracle="perilune.kernels.mla.oracle:mla_decode",
     cases={
         "one_row": lambda g, d: _decode_inputs(g, d, 1),

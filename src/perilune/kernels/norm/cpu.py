@@ -1,33 +1,54 @@
-"""RMS norms in as few kernels as possible: with few tokens each costs more than its arithmetic.
+"""RMS norms of few tokens as one loop.
 
-Legend: ... any leading shape, D normalised width.
+Legend: ... any leading shape, M rows, D normalised width.
 """
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from perilune.kernels.common.constant import constant
+from perilune.kernels.common.cpu_jit import jit, sigmoid
+from perilune.kernels.common.few_tokens import few_tokens
 from perilune.kernels.norm import reference
 
 
-def inverse_rms(x_D: Tensor, eps: float) -> Tensor:
-    """1 / sqrt(mean(x^2) + eps), the last axis kept."""
-    norm = torch.linalg.vector_norm(x_D, dim=-1, keepdim=True)
-    mean = torch.addcmul(constant(eps, x_D.dtype), norm, norm, value=1 / x_D.shape[-1])
-    return mean.rsqrt()
-
-
 def rms_norm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """As `reference.rms_norm`; below fp32 the reference runs."""
-    if x_D.dtype != weight_D.dtype or x_D.dtype.itemsize < 4:
+    """As `reference.rms_norm`."""
+    if not few_tokens(x_D):
         return reference.rms_norm(x_D, weight_D, eps)
-    return x_D * inverse_rms(x_D, eps) * weight_D
+    x_MD = x_D.reshape(-1, x_D.shape[-1]).contiguous()
+    y_MD = x_MD.new_empty(x_MD.shape)
+    _rms_norm(x_MD.numpy(), weight_D.numpy(), np.float32(eps), y_MD.numpy())
+    return y_MD.view(x_D.shape)
 
 
 def gated_rms_norm(x_D: Tensor, gate_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """As `reference.gated_rms_norm`; below fp32 the reference runs."""
-    if not x_D.dtype == gate_D.dtype == weight_D.dtype or x_D.dtype.itemsize < 4:
+    """As `reference.gated_rms_norm`."""
+    if not few_tokens(x_D):
         return reference.gated_rms_norm(x_D, gate_D, weight_D, eps)
-    return x_D * inverse_rms(x_D, eps) * weight_D * torch.sigmoid(gate_D)
+    x_MD = x_D.reshape(-1, x_D.shape[-1]).contiguous()
+    gate_MD = gate_D.reshape(x_MD.shape).contiguous()
+    y_MD = x_MD.new_empty(x_MD.shape)
+    _rms_norm(x_MD.numpy(), weight_D.numpy(), np.float32(eps), y_MD.numpy())
+    _gate(gate_MD.numpy(), y_MD.numpy())
+    return y_MD.view(x_D.shape)
+
+
+@jit
+def _rms_norm(x_MD, weight_D, eps, y_MD):
+    width = x_MD.shape[1]
+    for m in range(x_MD.shape[0]):
+        squares = np.float32(0)
+        for d in range(width):
+            squares += x_MD[m, d] * x_MD[m, d]
+        inverse = np.float32(1) / np.sqrt(squares / np.float32(width) + eps)
+        for d in range(width):
+            y_MD[m, d] = x_MD[m, d] * inverse * weight_D[d]
+
+
+@jit
+def _gate(gate_MD, y_MD):
+    for m in range(gate_MD.shape[0]):
+        for d in range(gate_MD.shape[1]):
+            y_MD[m, d] *= sigmoid(gate_MD[m, d])

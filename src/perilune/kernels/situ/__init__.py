@@ -27,6 +27,11 @@ SPEC = OpSpec(
             "beta": 4.0,
             "linear_beta": None,
         },
+        "swi_glu": lambda g, d: {
+            "gate_up_2I": normal(g, d, 4, 10, scale=9.0),
+            "beta": None,
+            "linear_beta": None,
+        },
     },
     tolerance=EXACT_FP32,
 )

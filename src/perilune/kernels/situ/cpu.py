@@ -1,21 +1,39 @@
-"""SiTU-GLU in few kernels. Legend: ... any leading shape, I intermediate width."""
+"""SiTU-GLU of few tokens as one loop. Legend: T tokens, I intermediate width."""
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from perilune.kernels.common.constant import constant
+from perilune.kernels.common.cpu_jit import jit, sigmoid, tanh
+from perilune.kernels.common.few_tokens import few_tokens
 from perilune.kernels.situ import reference
 
+UNCAPPED = 0.0
+"""Stands for no cap inside compiled loops."""
 
-def situ_glu(gate_up_2I: Tensor, beta: float, linear_beta: float | None) -> Tensor:
-    """As `reference.situ_glu`; below fp32 or without an up cap the reference runs."""
-    if linear_beta is None or gate_up_2I.dtype.itemsize < 4:
+
+def situ_glu(gate_up_2I: Tensor, beta: float | None, linear_beta: float | None) -> Tensor:
+    """As `reference.situ_glu`."""
+    if gate_up_2I.dim() != 2 or not few_tokens(gate_up_2I):
         return reference.situ_glu(gate_up_2I, beta, linear_beta)
-    width = gate_up_2I.shape[-1] // 2
-    dtype = gate_up_2I.dtype
-    inverse = constant((1 / beta,) * width + (1 / linear_beta,) * width, dtype)
-    gate, up = torch.tanh(gate_up_2I * inverse).split(width, dim=-1)
-    raw = gate_up_2I[..., :width]
-    return gate * torch.sigmoid(raw) * up * constant(beta * linear_beta, dtype)
+    y_TI = gate_up_2I.new_empty(gate_up_2I.shape[0], gate_up_2I.shape[1] // 2)
+    caps = np.float32(beta or UNCAPPED), np.float32(linear_beta or UNCAPPED)
+    _situ_glu(gate_up_2I.contiguous().numpy(), *caps, y_TI.numpy())
+    return y_TI
+
+
+@jit
+def glu(gate, up, beta, linear_beta):
+    """One element; caps of `UNCAPPED` are left out."""
+    capped = beta * tanh(gate / beta) if beta != UNCAPPED else gate
+    linear = linear_beta * tanh(up / linear_beta) if linear_beta != UNCAPPED else up
+    return capped * sigmoid(gate) * linear
+
+
+@jit
+def _situ_glu(gate_up_T2I, beta, linear_beta, y_TI):
+    width = y_TI.shape[1]
+    for t in range(y_TI.shape[0]):
+        for i in range(width):
+            y_TI[t, i] = glu(gate_up_T2I[t, i], gate_up_T2I[t, width + i], beta, linear_beta)

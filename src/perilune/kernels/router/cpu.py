@@ -1,0 +1,51 @@
+"""Expert choice of few tokens as one loop. Legend: T tokens, E experts, R experts a token."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perilune.kernels.common.cpu_jit import jit, sigmoid
+from perilune.kernels.common.few_tokens import few_tokens
+from perilune.kernels.router import reference
+from perilune.kernels.router.reference import Routes
+
+
+def route(
+    logits_TE: Tensor, bias_E: Tensor, num_active: int, renormalize: bool, scale: float
+) -> Routes:
+    """As `reference.route`."""
+    if not few_tokens(logits_TE):
+        return reference.route(logits_TE, bias_E, num_active, renormalize, scale)
+    score_TE = logits_TE.new_empty(logits_TE.shape)
+    weight_TR = logits_TE.new_empty(logits_TE.shape[0], num_active)
+    expert_TR = torch.empty(weight_TR.shape, dtype=torch.int64)
+    outputs = (x.numpy() for x in (expert_TR, weight_TR, score_TE))
+    logits = logits_TE.contiguous().numpy()
+    _route(logits, bias_E.numpy(), renormalize, np.float32(scale), *outputs)
+    return Routes(expert_TR, weight_TR, score_TE)
+
+
+@jit
+def _route(logits_TE, bias_E, renormalize, scale, expert_TR, weight_TR, score_TE):
+    experts = logits_TE.shape[1]
+    biased_E = np.empty(experts, np.float32)
+    for t in range(logits_TE.shape[0]):
+        for e in range(experts):
+            score_TE[t, e] = sigmoid(logits_TE[t, e])
+            biased_E[e] = score_TE[t, e] + bias_E[e]
+        taken_E = np.zeros(experts, np.bool_)
+        total = np.float32(0)
+        for r in range(expert_TR.shape[1]):
+            best = -1
+            for e in range(experts):
+                if not taken_E[e] and (best < 0 or biased_E[e] > biased_E[best]):
+                    best = e
+            taken_E[best] = True
+            expert_TR[t, r] = best
+            weight_TR[t, r] = score_TE[t, best]
+            total += score_TE[t, best]
+        factor = scale / (total + np.float32(1e-20)) if renormalize else scale
+        for r in range(expert_TR.shape[1]):
+            weight_TR[t, r] *= factor

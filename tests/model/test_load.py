@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from perilune.core.errors import CheckpointError
 from perilune.kernels.common.packing import Packing
 from perilune.model.init import random_weights
-from perilune.model.load import load_checkpoint, load_weights
+from perilune.model.load import load_checkpoint
 from perilune.model.model import Transformer
 from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3, tiny_kimi_linear
@@ -66,26 +66,6 @@ def test_loaded_weights_do_not_depend_on_the_file(tmp_path):
     with path.open("r+b") as file:
         file.write(b"\xff" * path.stat().st_size)
     assert torch.equal(logits(loaded), before)
-
-
-def test_weights_load_into_an_existing_model(tmp_path):
-    raw = tiny_k3(mxfp4=True)
-    save_checkpoint(make(raw), tmp_path / "a")
-    fresh = Transformer(parse_config(raw))
-    parameters = {id(p) for p in fresh.parameters()}
-    load_weights(fresh, tmp_path / "a")
-    assert {id(p) for p in fresh.parameters()} == parameters
-    assert all(p.requires_grad for p in fresh.parameters())
-    assert torch.equal(logits(fresh), logits(load_checkpoint(tmp_path / "a").model))
-
-
-def test_weights_of_another_size_are_refused_before_anything_changes(tmp_path):
-    save_checkpoint(make(tiny_k3()), tmp_path / "a")
-    other = make(tiny_k3(hidden_size=96))
-    before = {name: value.clone() for name, value in other.state_dict().items()}
-    with pytest.raises(CheckpointError, match="has shape"):
-        load_weights(other, tmp_path / "a")
-    assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
 
 
 def test_a_corrupt_scale_is_named(tmp_path):

@@ -46,6 +46,10 @@ def result(text: str, call_id: str | None = None, name: str | None = None) -> Me
     return Message(role="tool", content=content, tool_call_id=call_id, name=name)
 
 
+def image(**size: int) -> Message:
+    return Message(role="user", content=(ImagePart(url="x", **size),))
+
+
 def request(*messages: Message, **options: object) -> ChatRequest:
     return ChatRequest(request_id="r", model="m", messages=messages, **options)  # pyrefly: ignore
 
@@ -146,7 +150,7 @@ def test_numbers_restart_after_each_assistant_message() -> None:
     [
         ((), {}, "messages", "empty"),
         (
-            (user("a"), Message(role="user", content=(ImagePart(url="x", width=1, height=1),))),
+            (user("a"), image(width=1, height=1)),
             {},
             "messages[1].content",
             r"messages\[1\] holds an image, and this model reads text only",
@@ -180,17 +184,13 @@ def test_refusals(
     assert caught.value.status == 400
 
 
-def test_a_model_with_eyes_gets_the_image() -> None:
-    image = Message(role="user", content=(ImagePart(url="x", width=3, height=2),))
-    ids = XtmlFormat(BYTES, vision=True).encode(request(image))
-    assert "<|media_begin|>image 3x2<|media_content|><|media_pad|><|media_end|>" in BYTES.decode(
-        ids
-    )
-    assert BYTES.special_ids["<|media_pad|>"] in ids
+def test_an_image_takes_the_size_it_comes_with() -> None:
+    segments = render([image(width=3, height=2)], image_sizes=[(9, 9)])
+    [shown] = [segment for segment in segments if "image" in segment.text]
+    assert shown.text == "<|media_begin|>image 3x2<|media_content|><|media_pad|><|media_end|>"
+    assert shown.markup
     with pytest.raises(TextError, match="width and height"):
-        XtmlFormat(BYTES, vision=True).encode(
-            request(Message(role="user", content=(ImagePart(url="x"),)))
-        )
+        render([image()])
 
 
 def test_a_named_choice_declares_that_tool_alone() -> None:

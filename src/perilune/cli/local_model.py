@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,7 +65,9 @@ def open_model(
     from perilune.text.load import load_chat_format
 
     chat_format = load_chat_format(directory)
-    engine = open_engine(str(directory), max_running=max_running, threads=threads)
+    engine = open_engine(
+        directory, max_running=max_running, threads=threads, progress=sys.stderr.isatty()
+    )
     return OpenModel(LocalModel(engine, chat_format), engine)
 
 

@@ -122,15 +122,17 @@ def open_engine(
     threads: int | None = None,
     device: str = "cpu",
     dtype: str = "float32",
+    progress: bool = False,
 ) -> AsyncEngine:
     """Loads a checkpoint directory and starts an engine on it; its name is the directory's.
 
     `threads`: torch threads, by default what PERILUNE_THREADS says, else torch's choice.
+    `progress` shows a bar while weights are loaded.
 
     Raises:
         ConfigError, CheckpointError, UnsupportedError: as `perilune.model.api.load_model`.
     """
-    loaded = load_model(model_dir, device=device, dtype=dtype)
+    loaded = load_model(model_dir, device=device, dtype=dtype, progress=progress)
     core = EngineCore(
         loaded.model,
         device=loaded.device,

@@ -57,12 +57,10 @@ class Gateway:
         router: Router,
         metrics: ServerMetrics,
         *,
-        max_body_bytes: int = MAX_BODY_BYTES,
         ping_interval_s: float = PING_INTERVAL_S,
     ) -> None:
         self._router = router
         self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
         self._caller = ModelCaller(router, metrics, ping_interval_s=ping_interval_s)
         self._routes = {
             "/v1/chat/completions": Handler("POST", lambda r: self._call_model(CHAT, r)),
@@ -132,7 +130,7 @@ class Gateway:
     async def _call_model(self, endpoint: Endpoint[C], request: Request) -> Reply | None:
         if self._closing:
             raise ShuttingDownError("the server is shutting down")
-        body = await read_body(request.scope, request.proto, self._max_body_bytes)
+        body = await read_body(request.scope, request.proto, MAX_BODY_BYTES)
         return await self._caller.answer(
             endpoint,
             body,

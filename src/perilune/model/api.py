@@ -126,8 +126,10 @@ def _draw(logits_V: Tensor, temperature: float, generator: torch.Generator) -> i
     return int(torch.multinomial(scaled_V.softmax(dim=-1), 1, generator=generator))
 
 
-def load_model(directory: str | Path, device: str = "cpu", dtype: str = "float32") -> LanguageModel:
-    """Verifies and loads a checkpoint directory of either family.
+def load_model(
+    directory: str | Path, device: str = "cpu", dtype: str = "float32", *, progress: bool = False
+) -> LanguageModel:
+    """Verifies and loads a checkpoint directory of either family; `progress` shows a bar.
 
     Raises:
         ConfigError, CheckpointError: the files are wrong; the message names file and tensor.
@@ -140,5 +142,5 @@ def load_model(directory: str | Path, device: str = "cpu", dtype: str = "float32
     except (RuntimeError, AssertionError) as error:
         first_line = str(error).splitlines()[0]
         raise UnsupportedError(f"device {device!r} cannot be used: {first_line}") from None
-    loaded = load_checkpoint(directory, device=place, dtype=DTYPES[dtype])
+    loaded = load_checkpoint(directory, device=place, dtype=DTYPES[dtype], progress=progress)
     return LanguageModel(loaded.model, loaded.report.skipped)

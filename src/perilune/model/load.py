@@ -82,7 +82,6 @@ def load_checkpoint(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    config: ModelConfig | None = None,
     progress: bool = False,
 ) -> Loaded:
     """Verifies `directory`, then builds the model with its weights, in training form.
@@ -94,25 +93,12 @@ def load_checkpoint(
     Raises:
         ConfigError, CheckpointError: as `verify_checkpoint`, or a value is corrupt.
     """
-    report = verify_checkpoint(directory, config)
+    report = verify_checkpoint(directory, progress=progress)
     state = read_state(report, device=torch.device(device), dtype=dtype, progress=progress)
     with torch.device("meta"):
         model = Transformer(report.config)
     model.load_state_dict(state, strict=True, assign=True)
     return Loaded(model, report)
-
-
-def load_weights(model: Transformer, directory: str | Path) -> CheckpointReport:
-    """Copies the weights of `directory` into `model`, keeping its dtypes and device.
-
-    Raises:
-        ConfigError, CheckpointError: as `load_checkpoint`; the model may then be half overwritten
-            only if a value is corrupt, never for a wrong name or shape.
-    """
-    report = verify_checkpoint(directory, model.config)
-    device = model.head_weight.device
-    model.load_state_dict(read_state(report, device=device, dtype=torch.float32), strict=True)
-    return report
 
 
 def read_state(
@@ -124,7 +110,7 @@ def read_state(
 ) -> dict[str, Tensor]:
     """The state dict of `Transformer`, in memory of its own."""
     state: dict[str, Tensor] = {}
-    specs = tqdm(text_tensors(report.config), desc="weights", unit="tensor", disable=not progress)
+    specs = tqdm(text_tensors(report.config), desc="weights", leave=False, disable=not progress)
     with TensorReader(report.entries) as reader:
         for spec in specs:
             if spec.kind == "scale":

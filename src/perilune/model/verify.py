@@ -56,10 +56,8 @@ class _Index:
     total_size: int | None = None
 
 
-def verify_checkpoint(
-    directory: str | Path, config: ModelConfig | None = None, *, progress: bool = False
-) -> CheckpointReport:
-    """Reads `config.json` (unless `config` is given), the index and every header.
+def verify_checkpoint(directory: str | Path, *, progress: bool = False) -> CheckpointReport:
+    """Reads `config.json`, the index and every header.
 
     Raises:
         ConfigError: `config.json` is missing or wrong.
@@ -67,10 +65,10 @@ def verify_checkpoint(
             surplus, in two files, of another shape or dtype, or not where the index says.
     """
     directory = Path(directory)
-    config = config or load_config(directory)
+    config = load_config(directory)
     index = _find_files(directory)
     entries: dict[str, Entry] = {}
-    for path in tqdm(index.files, desc="headers", unit="file", disable=not progress):
+    for path in tqdm(index.files, desc="headers", leave=False, disable=not progress):
         for name, entry in read_header(path).items():
             if name in entries:
                 first = entries[name].file.name
@@ -90,8 +88,6 @@ def verify_checkpoint(
 
 
 def _find_files(directory: Path) -> _Index:
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory} is not a directory")
     try:
         found = sorted(path.name for path in directory.iterdir())
     except OSError as error:

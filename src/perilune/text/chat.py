@@ -163,12 +163,12 @@ def compact_json(value: object, *, param: str, sort_keys: bool = False) -> str:
         raise TextError(f"{param} cannot be written as JSON: {error}", param=param) from error
 
 
-def check_messages(messages: Sequence[Message], *, vision: bool) -> None:
-    """Raises TextError for what no chat format can write, or a text-only model cannot read."""
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises TextError for what no chat format can write, or a text model cannot read."""
     if not messages:
         raise TextError("messages is empty", param="messages")
     for i, message in enumerate(messages):
-        if not vision and any(isinstance(part, ImagePart) for part in message.content):
+        if any(isinstance(part, ImagePart) for part in message.content):
             raise TextError(
                 f"messages[{i}] holds an image, and this model reads text only",
                 param=f"messages[{i}].content",

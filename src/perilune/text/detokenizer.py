@@ -28,11 +28,11 @@ class Utf8Stream:
 
 
 class Detokenizer:
-    """Text of a token sequence as it grows. Control tokens are left out unless asked for."""
+    """Text of a token sequence as it grows. Control tokens are left out."""
 
-    def __init__(self, tokenizer: Tokenizer, *, keep_special: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._hidden = frozenset[int]() if keep_special else tokenizer.control_ids
+        self._hidden = tokenizer.control_ids
         self._stream = Utf8Stream()
 
     def feed(self, token_id: int) -> str:

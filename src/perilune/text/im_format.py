@@ -37,7 +37,7 @@ class ImFormat:
 
     def check(self, request: ChatRequest) -> None:
         """Raises TextError if the request is one that cannot be written."""
-        check_messages(request.messages, vision=False)
+        check_messages(request.messages)
         offered_tools(request)
         if request.tool_choice == "required":
             raise TextError("this model's chat format cannot require a call", param="tool_choice")
@@ -67,7 +67,7 @@ class ImFormat:
         first_trained: int = 0,
     ) -> TrainingIds:
         """Ids and loss mask of a finished conversation; see `ChatFormat`."""
-        check_messages(messages, vision=False)
+        check_messages(messages)
         segments = render(
             messages, tools=tools, thoughts=thinking and self._thoughts, first_trained=first_trained
         )

@@ -41,13 +41,11 @@ def special_ids(num_ranks: int) -> dict[str, int]:
     return {name: num_ranks + offset for name, offset in OFFSETS.items()}
 
 
-def tokenizer_config(
-    num_ranks: int, *, default_thinking_effort: str | None = None
-) -> dict[str, Any]:
+def tokenizer_config(num_ranks: int) -> dict[str, Any]:
     """The `tokenizer_config.json` that names K3's control tokens beside a rank file.
 
-    `default_thinking_effort` is the level a prompt gets when a request names none; null leaves the
-    thinking-effort message out. A file without the key means "max", the release's default.
+    Its `default_thinking_effort` is the level a prompt gets when a request names none; null leaves
+    the message about it out. A file without the key means "max", the release's default.
     """
     return {
         "added_tokens_decoder": {
@@ -58,5 +56,5 @@ def tokenizer_config(
         "eos_token": END_OF_MSG,
         "pad_token": "[PAD]",
         "unk_token": "[UNK]",
-        "default_thinking_effort": default_thinking_effort,
+        "default_thinking_effort": None,
     }

@@ -16,18 +16,15 @@ from perilune.text.xtml_parser import XtmlParser
 class XtmlFormat:
     """Messages to ids and a parser for what comes back. Immutable; safe to share."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, default_effort: str | None = None, vision: bool = False
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, default_effort: str | None = None) -> None:
         """`default_effort`: thinking level of a request that names none (None: no message)."""
         self.tokenizer = tokenizer
         self.stop_ids = tokenizer.eos_ids | {tokenizer.special_ids[k3_names.END_OF_MSG]}
         self._default_effort = default_effort
-        self._vision = vision
 
     def check(self, request: ChatRequest) -> None:
         """Raises TextError if the request is one that cannot be written."""
-        check_messages(request.messages, vision=self._vision)
+        check_messages(request.messages)
         offered_tools(request)
 
     def encode(self, request: ChatRequest) -> list[int]:
@@ -58,7 +55,7 @@ class XtmlFormat:
         `<|end_of_msg|>`, of every assistant message from `messages[first_trained]` on. Arguments
         that are not JSON are never trained.
         """
-        check_messages(messages, vision=self._vision)
+        check_messages(messages)
         segments = render(
             messages,
             tools=tools,

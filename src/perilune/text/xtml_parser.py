@@ -6,7 +6,6 @@ argument or anywhere else, are data; text alone could not tell the two apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum, auto
 
 from perilune.core.types import ReasoningDelta, TextDelta, TextLogprob, ToolCallDelta
@@ -41,20 +40,13 @@ class XtmlParser:
     well formed; otherwise its raw text is kept in `notes`. Time is linear in the input.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        thinking: bool = True,
-        new_id: Callable[[], str] = new_call_id,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, thinking: bool = True) -> None:
         names = tokenizer.special_ids
         self._tokenizer = tokenizer
         self._control = tokenizer.control_ids
         self._open, self._close = names[k3_names.OPEN], names[k3_names.CLOSE]
         self._sep = names[k3_names.SEP]
         self._ends = tokenizer.eos_ids | {names[k3_names.END_OF_MSG]}
-        self._new_id = new_id
         self._place = Place.THINK if thinking else Place.RESPONSE
         self._reasoning, self._text = ChannelText(ReasoningDelta), ChannelText(TextDelta)
         self._tag: TagReader | None = None
@@ -180,9 +172,7 @@ class XtmlParser:
         self.num_calls += 1
         self._call, self._place = None, self._call_home
         return [
-            ToolCallDelta(
-                index=index, id=self._new_id(), name=call.name, arguments=call.arguments()
-            )
+            ToolCallDelta(index=index, id=new_call_id(), name=call.name, arguments=call.arguments())
         ]
 
     def _end_message(self) -> list[ChatDelta]:

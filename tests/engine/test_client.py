@@ -155,12 +155,31 @@ def test_a_full_queue_refuses_and_recovers(serve, request_of: RequestOf) -> None
             gate = served.hold()
             tasks = [asyncio.create_task(served.token_ids(request_of([i]))) for i in range(3)]
             await gate.wait_until_reached()
-            with pytest.raises(OverloadedError, match="2 places are taken and 1 requests") as full:
+            with pytest.raises(OverloadedError, match="2 sequences run and 1 wait") as full:
                 await served.collect(request_of([4]))
             assert full.value.retry_after_s > 0
             gate.open()
             assert [len(ids) for ids in await asyncio.gather(*tasks)] == [8, 8, 8]
             assert len(await served.collect(request_of([4]))) == 8
+
+    asyncio.run(run())
+
+
+def test_a_request_of_many_sequences_leaves_room_for_another(serve, request_of: RequestOf) -> None:
+    async def run() -> None:
+        async with serve(max_running=4) as served:
+            gate = served.hold()
+            many = [
+                asyncio.create_task(served.collect(request_of([i], 50, request_id="many")))
+                for i in range(8)
+            ]
+            await gate.wait_until_reached()
+            order = [*many, asyncio.create_task(served.collect(request_of([9], request_id="one")))]
+            await asyncio.sleep(0)
+            gate.open()
+            await asyncio.wait(order, return_when=asyncio.FIRST_COMPLETED)
+            assert [task.done() for task in order] == [False] * 8 + [True]
+            await asyncio.wait(order)
 
     asyncio.run(run())
 

@@ -16,7 +16,7 @@ from perilune.engine.core import EngineCore
 from perilune.engine.fake_model import FakeCache, FakeModel
 from perilune.engine.sequence import TokenSequence
 
-MAX_RUNNING, MAX_WAITING, BUDGET = 3, 2, 8
+MAX_RUNNING, MAX_PER_REQUEST, MAX_WAITING, BUDGET = 4, 3, 2, 8
 INFO = EngineInfo(model_id="fake", vocab_size=16, max_context=40, eos_ids=frozenset({3}))
 
 
@@ -29,6 +29,10 @@ class Expected:
     limit: int
     num_fed: int = 0
     out: list[int] = field(default_factory=list)
+
+    @property
+    def request_id(self) -> str:
+        return self.sequence.request.request_id
 
     @property
     def left(self) -> int:
@@ -52,22 +56,24 @@ class StepMachine(RuleBasedStateMachine):
         target=sequences,
         prompt=st.lists(st.integers(0, 15), min_size=1, max_size=30),
         max_tokens=st.integers(1, 30),
+        request_id=st.sampled_from("abc"),
     )
-    def add(self, prompt: list[int], max_tokens: int) -> object:
+    def add(self, prompt: list[int], max_tokens: int, request_id: str) -> object:
         request = TokenRequest(
-            request_id="r",
+            request_id=request_id,
             prompt_ids=tuple(prompt),
             max_tokens=max_tokens,
             sampling=SamplingParams(temperature=0),
         )
         sequence = admit(request, INFO)
-        if len(self.waiting) == MAX_WAITING:
+        self.waiting.append(Expected(sequence, prompt, min(max_tokens, 40 - len(prompt))))
+        self._promote()
+        if len(self.waiting) > MAX_WAITING:
+            self.waiting.pop()
             with pytest.raises(OverloadedError):
                 self.core.add(sequence)
             return multiple()
         self.core.add(sequence)
-        self.waiting.append(Expected(sequence, prompt, min(max_tokens, 40 - len(prompt))))
-        self._promote()
         return sequence
 
     @rule(sequence=consumes(sequences))
@@ -121,8 +127,15 @@ class StepMachine(RuleBasedStateMachine):
         self._promote()
 
     def _promote(self) -> None:
-        while self.waiting and len(self.running) < MAX_RUNNING:
-            self.running.append(self.waiting.pop(0))
+        """Places are dealt out one by one to the request with the fewest of them."""
+        while len(self.running) < MAX_RUNNING:
+            held = [e.request_id for e in self.running]
+            able = [e for e in self.waiting if held.count(e.request_id) < MAX_PER_REQUEST]
+            if not able:
+                return
+            able.sort(key=lambda e: held.count(e.request_id))
+            self.waiting.remove(able[0])
+            self.running.append(able[0])
 
     @invariant()
     def scheduler_agrees(self) -> None:

@@ -35,6 +35,8 @@ class TokenRequest:
     """Token ids in: one sequence for the engine."""
 
     request_id: str
+    """The sequences of one request (several prompts, several choices) share it: requests take turns
+    in the engine, however many sequences each of them brings."""
     prompt_ids: tuple[int, ...]
     max_tokens: int
     sampling: SamplingParams = SamplingParams()

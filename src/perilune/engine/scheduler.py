@@ -1,12 +1,15 @@
 """Who runs in the next step: admission, chunked prefill, decoding together, the end.
 
-Every open sequence is either *running* (it has a place in the batch) or *waiting* (in order of
-arrival, for a place). A running sequence first computes its prompt in chunks, then decodes. No
-tensor is touched here.
+Every open sequence is either *running* (it has a place in the batch) or *waiting* for a place. A
+running sequence first computes its prompt in chunks, then decodes. No tensor is touched here.
+
+The sequences of one request (several prompts, several choices) share its id. Requests take turns
+for places, and none holds more than three quarters of them: many prompts do not starve one.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -64,6 +67,7 @@ class Scheduler:
         self.waiting: dict[TokenSequence, None] = {}
         self._new_cache = new_cache
         self._max_running = max_running
+        self._max_per_request = max_running - max_running // 4
         self._max_waiting = max_waiting
         self._prefill_budget = prefill_budget
 
@@ -81,16 +85,26 @@ class Scheduler:
         Raises:
             OverloadedError: the queue is full.
         """
-        if len(self.running) < self._max_running:
-            self.running[sequence] = None
-        elif len(self.waiting) < self._max_waiting:
-            self.waiting[sequence] = None
-        else:
+        self.waiting[sequence] = None
+        self._fill_places()
+        if sequence in self.waiting and len(self.waiting) > self._max_waiting:
+            del self.waiting[sequence]
             raise OverloadedError(
-                f"all {self._max_running} places are taken and {len(self.waiting)} requests wait "
-                f"already; come back in {RETRY_AFTER_S:g} s",
+                f"{len(self.running)} sequences run and {len(self.waiting)} wait already; "
+                f"come back in {RETRY_AFTER_S:g} s",
                 retry_after_s=RETRY_AFTER_S,
             )
+
+    def _fill_places(self) -> None:
+        """The request that holds the fewest places gets the next one; of equals the oldest does."""
+        held = Counter(s.request.request_id for s in self.running)
+        while self.waiting and len(self.running) < self._max_running:
+            first = min(self.waiting, key=lambda s: held[s.request.request_id])
+            if held[first.request.request_id] == self._max_per_request:
+                return
+            del self.waiting[first]
+            self.running[first] = None
+            held[first.request.request_id] += 1
 
     def schedule(self) -> Plan:
         """Plans one step: a token for each decoding sequence, and prompt tokens up to the budget.
@@ -141,10 +155,7 @@ class Scheduler:
             del self.waiting[sequence]
         elif sequence in self.running:
             del self.running[sequence]
-            if self.waiting:
-                first = next(iter(self.waiting))
-                del self.waiting[first]
-                self.running[first] = None
+            self._fill_places()
         else:
             return
         sequence.finish_reason = reason
@@ -164,7 +175,11 @@ class Scheduler:
         """Asserts what must hold between two steps."""
         assert len(self.running) <= self._max_running
         assert len(self.waiting) <= self._max_waiting
-        assert not self.waiting or len(self.running) == self._max_running, "a place is left empty"
+        held = Counter(s.request.request_id for s in self.running)
+        assert all(count <= self._max_per_request for count in held.values())
+        assert len(self.running) == self._max_running or all(
+            held[s.request.request_id] == self._max_per_request for s in self.waiting
+        ), "a place is left empty"
         assert not self.running.keys() & self.waiting.keys()
         for s in self.waiting:
             assert s.finish_reason is s.cache is None

@@ -95,7 +95,7 @@ def parse_completion(body: bytes, call_id: str) -> CompletionCall:
     num_choices = wire.n or 1
     requests = [
         CompletionRequest(
-            request_id=f"{call_id}-{i}",
+            request_id=call_id,
             model=wire.model,
             prompt=prompt,
             max_tokens=wire.max_tokens or DEFAULT_COMPLETION_TOKENS,
@@ -103,7 +103,7 @@ def parse_completion(body: bytes, call_id: str) -> CompletionCall:
             sampling=to_sampling(wire, wire.logprobs),
             echo=bool(wire.echo),
         )
-        for i, prompt in enumerate(_to_prompts(wire))
+        for prompt in _to_prompts(wire)
     ]
     if len(requests) * num_choices > MAX_SEQUENCES:
         raise BodyError(

@@ -42,15 +42,11 @@ def to_stop(wire: SamplingBody) -> tuple[str, ...]:
 
 
 def for_choice(request: R, index: int) -> R:
-    """The request of choice `index`: an own id, and a given seed moved on by `index`."""
+    """The request of choice `index`: a given seed is moved on by `index`."""
     seed = request.sampling.seed
     if seed is not None:
         seed = (seed + index) & _MAX_SEED
-    return dataclasses.replace(
-        request,
-        request_id=f"{request.request_id}-{index}",
-        sampling=dataclasses.replace(request.sampling, seed=seed),
-    )
+    return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, seed=seed))
 
 
 def _to_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:

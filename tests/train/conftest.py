@@ -7,7 +7,7 @@ import pytest
 
 from perilune.model.presets import tiny_k3
 from perilune.train.config import OptimConfig, TrainConfig
-from perilune.train.shards import EncodedDocument, join, save_shard
+from perilune.train.shards import join, save_shard
 
 
 def counting_shard(num_documents, seed):
@@ -15,8 +15,7 @@ def counting_shard(num_documents, seed):
     rng = np.random.default_rng(seed)
     documents = []
     for length in rng.integers(2, 90, num_documents):
-        ids = (1 + (rng.integers(1, 30) + np.arange(length)) % 126).astype(np.uint16)
-        documents.append(EncodedDocument(ids, np.ones(length, bool)))
+        documents.append((1 + (rng.integers(1, 30) + np.arange(length)) % 126).astype(np.uint16))
     return join(documents)
 
 
@@ -50,5 +49,5 @@ def tiny_run(tiny_data, tmp_path):
         eval_every=3,
         save_every=2,
         log_every=1,
-        optim=OptimConfig(peak_lr=1e-2, warmup_ratio=0.1),
+        optim=OptimConfig(peak_lr=1e-2, warmup_steps=1),
     )

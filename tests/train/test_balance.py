@@ -7,6 +7,10 @@ from hypothesis import strategies as st
 
 from perilune.kernels.router.reference import route
 from perilune.train.balance import BINS, QuantileBalancer, histogram_quantile
+from perilune.train.loop import build_model, open_loader
+from perilune.train.optim import build_optimizers
+from perilune.train.override import override
+from perilune.train.step import DeviceBatch, Stepper, moe_layers
 
 
 def routed(balancer, logits_TE, bias_E):
@@ -100,6 +104,17 @@ def test_evaluation_leaves_the_counts_alone():
     routed(balancer, torch.randn(10, 4), torch.zeros(4))
     assert int(balancer.counts_EB.sum()) == 0
     assert int(balancer.loads_E.sum()) == 0
+
+
+def test_nothing_is_balanced_where_all_experts_answer(tiny_run):
+    experts = tiny_run.model["text_config"]["num_experts"]
+    config = override(tiny_run, f"model.text_config.num_experts_per_token={experts}")
+    model = build_model(config)
+    stepper = Stepper(model, build_optimizers(model, config.optim), config.optim, 10)
+    result = stepper(0, DeviceBatch.of(next(open_loader(config)), "cpu"))
+    assert float(result.loss) > 0
+    assert float(result.max_violation) == 0
+    assert all((layer.gate.e_score_correction_bias == 0).all() for layer in moe_layers(model))
 
 
 def test_micro_batches_add_up():

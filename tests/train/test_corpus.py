@@ -6,13 +6,12 @@ import lzma
 import tarfile
 import zipfile
 
-import numpy as np
 import pytest
 
 from perilune.core.types import ResponseFormat
 from perilune.text.tiktoken_ranks import byte_level, k3_style, load_ranks
 from perilune.text.xtml import render
-from perilune.train import archives, baseline, packed_files, prepare
+from perilune.train import archives, baseline, prepare
 from perilune.train.chat_text import read_chat_text, read_chatterbot, without_loops
 from perilune.train.corpus import capped, split_of, without_duplicates
 from perilune.train.document import Conversation, Document, plain_text
@@ -145,7 +144,7 @@ def test_archives_of_each_kind_are_read(tmp_path):
         list(archives.read_archive(tmp_path / "x.rpm", bool))
 
 
-def test_encoding_matches_the_chat_format_and_masks_the_assistant():
+def test_encoding_matches_the_chat_format():
     tokenizer = byte_level()
     chat = Conversation(
         messages=(user("Give me JSON."), assistant("{}", reasoning="easy")),
@@ -154,15 +153,12 @@ def test_encoding_matches_the_chat_format_and_masks_the_assistant():
     segments = render_conversation(chat)
     prompt = render(chat.messages[:1], response_format=chat.response_format)
     assert segments[: len(prompt)] == prompt
-    ids, mask = DocumentEncoder(tokenizer).encode(
+    ids = DocumentEncoder(tokenizer).encode(
         Document(kind="synthetic", source="test", conversation=chat)
     )
     assert ids.tolist() == tokenizer.encode_segments(segments)
-    assert not mask[: len(tokenizer.encode_segments(prompt))].any()
-    assert mask[len(tokenizer.encode_segments(prompt)) :].all()
-    text_ids, text_mask = DocumentEncoder(tokenizer).encode(text_document("hi"))
+    text_ids = DocumentEncoder(tokenizer).encode(text_document("hi"))
     assert text_ids.tolist() == [*b"hi", tokenizer.special_ids["[EOS]"]]
-    assert text_mask.all()
 
 
 @pytest.fixture(scope="module")
@@ -209,19 +205,8 @@ def test_preparation_keeps_train_and_validation_apart(prepared):
     assert json.loads(run.manifest_path.read_text()) == run.manifest
 
 
-def test_packed_files_hold_the_same_shards(prepared):
-    folder, _ = prepared
-    packed_files.compress_all(folder / "out", progress=False)
-    before = load_shard(folder / "out", "train_synthetic")
-    for suffix in ("bin", "idx", "mask"):
-        (folder / "out" / f"train_synthetic.{suffix}").unlink()
-    for one, two in zip(before, load_shard(folder / "out", "train_synthetic"), strict=True):
-        assert np.array_equal(one, two)
-
-
 def test_baseline_measures_the_validation_text(prepared):
     folder, run = prepared
     rows = {row.kind: row for row in baseline.measure_all(folder / "out")}
     assert rows["prose"].text_bytes == run.manifest["shards"]["validation_prose"]["text_bytes"]
     assert 0 < rows["prose"].xz_bits_per_byte < 8
-    assert "| prose |" in baseline.table(list(rows.values()))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perilune.core.errors import ConfigError
 from perilune.train.data import IGNORED, PackedLoader, cut_pieces
 from perilune.train.prefetch import Prefetcher
-from perilune.train.shards import EncodedDocument, Shard, join, load_shard, save_shard
+from perilune.train.shards import Shard, join, load_shard, save_shard
 
 PAD = 65_000
 
@@ -19,8 +19,7 @@ def make_shard(lens, first_id=0):
     """Document d holds consecutive ids, all different over the shard."""
     documents, position = [], first_id
     for length in lens:
-        ids = np.arange(position, position + length, dtype=np.uint16)
-        documents.append(EncodedDocument(ids, ids % 2 == 0))
+        documents.append(np.arange(position, position + length, dtype=np.uint16))
         position += length
     return join(documents)
 
@@ -64,11 +63,6 @@ def test_segments_change_exactly_where_a_piece_starts():
     inside_BL = np.diff(batch.segments_BL, axis=1) == 0
     padding_BL = (batch.inputs_BL == PAD)[:, 1:]
     assert not (jumps_BL & inside_BL & ~padding_BL).any()
-    bounds = batch.cu_seqlens()
-    assert bounds[0] == 0
-    assert bounds[-1] == batch.inputs_BL.size
-    assert set(range(0, batch.inputs_BL.size, 64)) <= set(bounds.tolist())
-    assert (np.diff(bounds) > 0).all()
 
 
 def test_no_token_is_shown_much_more_often_than_another():
@@ -112,8 +106,8 @@ def test_resume_continues_with_the_same_batches():
     for _ in range(30):
         for one, two in zip(next(first), next(second), strict=True):
             assert np.array_equal(one, two)
-    assert first.epochs == second.epochs
-    assert first.epochs["b"] > 1
+    assert first.state_dict() == second.state_dict()
+    assert first.epochs(first.state_dict())["b"] > 1
 
 
 def test_seeds_differ_and_repeat():
@@ -121,14 +115,6 @@ def test_seeds_differ_and_repeat():
     one, again, other = (next(loader(shards, {"a": 1.0}, seed=s)).inputs_BL for s in (1, 1, 2))
     assert np.array_equal(one, again)
     assert not np.array_equal(one, other)
-
-
-def test_assistant_loss_keeps_only_masked_targets():
-    shard = make_shard([31] * 40)
-    batch = next(loader({"a": shard}, {"a": 1.0}, loss_on="assistant"))
-    kept = batch.targets_BL[batch.targets_BL != IGNORED]
-    assert len(kept) > 0
-    assert (kept % 2 == 0).all()
 
 
 @pytest.mark.parametrize(

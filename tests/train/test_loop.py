@@ -1,10 +1,15 @@
 """A whole run: it learns, resumes bit by bit, and its export is the model that was trained."""
 
+import pickle
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import perilune
 from perilune.core.errors import CheckpointError, ConfigError, UnsupportedError
@@ -13,8 +18,10 @@ from perilune.model.model import Transformer
 from perilune.model.mxfp4 import fake_quantize
 from perilune.model.parse_config import parse_config
 from perilune.train import checkpoint, loop
-from perilune.train.compile import compile_parts
+from perilune.train.compile import compile_loss
 from perilune.train.loop import train
+from perilune.train.override import override
+from perilune.train.run_facts import read_facts
 from perilune.train.run_log import read_metrics
 from perilune.train.step import DeviceBatch, batch_loss, moe_layers
 
@@ -28,6 +35,18 @@ def trained(config):
 
 def metrics(config):
     return read_metrics(Path(config.out_dir) / "metrics.jsonl")
+
+
+def assert_same_run(one, two):
+    """The same weights, optimisers, cursor and log, bit by bit; the time may differ."""
+    folders = Path(one.out_dir), Path(two.out_dir)
+    states = [load_file(folder / checkpoint.FILE) for folder in folders]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    cursors = [checkpoint.read_progress(folder)["loader"] for folder in folders]
+    assert cursors[0] == cursors[1]
+    lines = [[m | {"seconds": 0} for m in metrics(run)] for run in (one, two)]
+    assert lines[0] == lines[1]
 
 
 def test_loss_falls_and_the_export_is_the_trained_model(tiny_run):
@@ -72,17 +91,106 @@ def test_resume_ends_with_the_same_bits(tiny_run, monkeypatch):
     assert metrics(tiny_run)[-1]["step"] == 5  # behind the save at step 4: that line is redone
     train(tiny_run, resume=True)
 
-    expected = (Path(whole.out_dir) / checkpoint.FILE).read_bytes()
-    assert (Path(tiny_run.out_dir) / checkpoint.FILE).read_bytes() == expected
-    lines = [[m | {"tokens_per_s": 0} for m in metrics(run)] for run in (whole, tiny_run)]
-    assert lines[0] == lines[1]
+    assert_same_run(whole, tiny_run)
 
 
 def test_a_finished_run_resumes_to_the_same_export(tiny_run):
     directory = train(replace(tiny_run, steps=2))
+    assert directory is not None
     weights = (directory / "model.safetensors").read_bytes()
     assert train(replace(tiny_run, steps=2), resume=True) == directory
     assert (directory / "model.safetensors").read_bytes() == weights
+
+
+def test_a_killed_process_is_resumed_to_the_same_bits(tiny_run):
+    whole = replace(tiny_run, out_dir=tiny_run.out_dir + "-whole", steps=16, save_every=7)
+    train(whole)
+    config = replace(whole, out_dir=tiny_run.out_dir)
+    log = Path(config.out_dir) / "metrics.jsonl"
+    code = (
+        "import pickle, sys, torch; from perilune.train.loop import train; "
+        f"torch.set_num_threads({torch.get_num_threads()}); train(pickle.load(sys.stdin.buffer))"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        process.stdin.write(pickle.dumps(config))
+        process.stdin.close()
+        while not log.exists() or not any(m["step"] == 9 for m in read_metrics(log)):
+            assert process.poll() is None
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert 7 < metrics(config)[-1]["step"] < 16
+    with log.open("a") as file:
+        file.write('{"step": 12, "lo')  # what a kill in the middle of a write leaves
+    train(config, resume=True)
+    assert_same_run(whole, config)
+
+
+def test_a_run_in_pieces_ends_with_the_same_bits(tiny_run):
+    whole = replace(tiny_run, out_dir=tiny_run.out_dir + "-whole")
+    train(whole)
+    assert train(tiny_run, stop_after_s=0) is None
+    assert metrics(tiny_run)[-1]["step"] == 1
+    for _ in range(tiny_run.steps - 2):
+        assert train(tiny_run, resume=True, stop_after_s=0) is None
+    assert train(tiny_run, resume=True, stop_after_s=0) is not None
+    assert_same_run(whole, tiny_run)
+
+
+def test_another_recipe_is_not_resumed(tiny_run):
+    train(tiny_run, stop_after_s=0)
+    other = replace(tiny_run, steps=7, optim=replace(tiny_run.optim, peak_lr=0.5))
+    other = override(other, "model.text_config.hidden_size=32")
+    with pytest.raises(ConfigError) as caught:
+        train(other, resume=True)
+    assert str(caught.value) == (
+        f"{tiny_run.out_dir} is a run of another recipe: model.text_config.hidden_size was 64, "
+        "is 32; optim.peak_lr was 0.01, is 0.5; steps was 6, is 7"
+    )
+
+
+def test_a_run_may_move_between_its_pieces(tiny_run, tmp_path):
+    train(tiny_run, stop_after_s=0)
+    moved = replace(tiny_run, out_dir=str(tmp_path / "moved"))
+    Path(tiny_run.out_dir).rename(moved.out_dir)
+    assert train(moved, resume=True) == tmp_path / "moved" / "model"
+
+
+def test_the_validation_of_a_saved_step_is_in_the_log(tiny_run, monkeypatch):
+    """Whoever resumes from a state must find its line: the state comes last."""
+    config = replace(tiny_run, save_every=3)
+    seen = []
+
+    def killed(*_):
+        seen.extend(metrics(config))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save_state", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(config)
+    assert seen[-1].keys() == {"step", "bpb/prose"}
+
+
+def test_the_run_tells_what_it_was(tiny_run):
+    config = replace(tiny_run, steps=3, eval_every=0)
+    assert train(config, stop_after_s=0) is None
+    first = read_facts(Path(config.out_dir))
+    train(config, resume=True)
+    facts = read_facts(Path(config.out_dir))
+    assert (first.steps, facts.steps) == (1, 3)
+    assert facts.tokens == 3 * 4 * 64
+    assert facts.seconds > first.seconds > 0
+    assert facts.torch == torch.__version__
+    assert facts.device.endswith("CPU")
+    assert facts.recipe == config.as_json()
+    assert all(share > 0 for share in facts.epochs.values())
+
+
+def test_training_changes_nothing_global(tiny_run):
+    before = torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    train(replace(tiny_run, steps=1))
+    assert (torch.get_float32_matmul_precision(), torch.get_default_dtype()) == before
+    assert before[0] == "highest"
 
 
 def test_a_run_is_not_overwritten(tiny_run):
@@ -122,10 +230,11 @@ def test_quantisation_starts_where_the_recipe_says(tiny_run, monkeypatch):
 
 # The compiler warns of what it meets in any code (caches, `.grad` of inner tensors).
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_parts_give_the_same_loss(tiny_run):
+def test_the_compiled_loss_is_the_same(tiny_run):
     batch = DeviceBatch.of(next(loop.open_loader(tiny_run)), "cpu")
     model = loop.build_model(tiny_run)
     expected = batch_loss(model, batch)
-    compiled = compile_parts(model, backend="eager")
+    compiled = compile_loss(model, backend="eager")
+    assert model.training
     torch.testing.assert_close(compiled(model, batch), expected)
     torch.compiler.reset()

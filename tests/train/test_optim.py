@@ -104,15 +104,23 @@ def test_every_parameter_has_exactly_one_optimiser(raw):
     assert {n for n in names.values() if n.endswith(("A_log", "dt_bias"))} <= undecayed
 
 
-def test_schedule_warms_up_peaks_and_ends_at_the_floor():
-    config = OptimConfig(peak_lr=2.0, warmup_ratio=0.1, final_lr_ratio=0.1)
+def test_schedule_warms_up_stays_and_falls_to_zero():
+    config = OptimConfig(peak_lr=2.0, warmup_steps=10, decay_ratio=0.2)
     rates = [lr_at(step, 100, config) for step in range(101)]
     assert rates[:10] == pytest.approx([0.2 * n for n in range(1, 11)])
-    assert rates[10] == pytest.approx(2.0)
-    assert rates[55] == pytest.approx((2.0 + 0.2) / 2)
-    assert rates[100] == pytest.approx(0.2)
-    assert all(a >= b for a, b in pairwise(rates[10:]))
+    assert rates[10:81] == [2.0] * 71
+    assert rates[90] == pytest.approx(1.0)
+    assert rates[99] == pytest.approx(0.1)
+    assert rates[100] == 0
+    assert all(a > b for a, b in pairwise(rates[80:]))
+
+
+def test_the_constant_phase_does_not_depend_on_the_length_of_the_run():
+    config = OptimConfig(decay_ratio=0.25)
+    assert [lr_at(step, 1000, config) for step in range(750)] == [
+        lr_at(step, 5000, config) for step in range(750)
+    ]
 
 
 def test_schedule_of_a_very_short_run():
-    assert lr_at(0, 1, OptimConfig(peak_lr=1.0)) == 1.0
+    assert lr_at(0, 1, OptimConfig(peak_lr=1.0, warmup_steps=1)) == 1.0

@@ -16,6 +16,12 @@ from perilune.train.recipes import RECIPES, recipe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help=" or ".join(RECIPES))
     parser.add_argument("--resume", action="store_true", help="go on from the last save")
+    parser.add_argument(
+        "--stop-after-minutes",
+        type=float,
+        metavar="M",
+        help="save and stop at the first step that ends later; go on with --resume",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the recipe's)")
     parser.add_argument("--steps", type=positive_int, metavar="N", help="length of the run")
     parser.add_argument("--out", metavar="DIR", help="folder of the run")
@@ -76,8 +82,13 @@ def _train(args: argparse.Namespace, config: TrainConfig) -> int:
             f"{config.data_dir} holds no training data; make it with: "
             f"perilune train {args.recipe} --prepare --chat DIR --data {config.data_dir}"
         )
-    directory = train(config, resume=args.resume)
+    minutes = args.stop_after_minutes
+    stop_after_s = None if minutes is None else 60 * minutes
+    directory = train(config, resume=args.resume, stop_after_s=stop_after_s)
     out = Path(config.out_dir)
     draw_curve(read_metrics(out / METRICS_FILE), out / "curve.png")
-    print(f"{directory}: the trained model; curves in {out / 'curve.png'}")
+    if directory is None:
+        print(f"{out}: stopped before the last step; go on with --resume")
+    else:
+        print(f"{directory}: the trained model; curves in {out / 'curve.png'}")
     return 0

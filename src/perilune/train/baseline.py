@@ -31,17 +31,3 @@ def measure_all(data_dir: Path) -> list[Baseline]:
     """One row for each `validation_<kind>.txt` that holds text."""
     texts = {kind: (data_dir / f"validation_{kind}.txt").read_bytes() for kind in KINDS}
     return [measure(kind, text) for kind, text in texts.items() if text]
-
-
-def table(rows: list[Baseline]) -> str:
-    """The rows as a Markdown table."""
-    lines = [
-        "| text | bytes | xz -9e, bits/byte | zstd -19, bits/byte |",
-        "| --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {row.kind} | {row.text_bytes:,} | {row.xz_bits_per_byte:.3f} | "
-        f"{row.zstd_bits_per_byte:.3f} |"
-        for row in rows
-    ]
-    return "\n".join(lines)

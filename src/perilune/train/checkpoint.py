@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +46,14 @@ def save_state(
 
 def load_state(
     directory: Path, model: Transformer, optimizers: list[torch.optim.Optimizer]
-) -> dict[str, Any]:
-    """Restores what `save_state` wrote and returns its `progress`.
+) -> None:
+    """Restores the tensors that `save_state` wrote.
 
     Raises:
         CheckpointError: no such file, a damaged one, or tensors that do not fit the model.
     """
     path = directory / FILE
-    tensors, progress = _read(path)
+    tensors = _read(path)
     weights = {name: value for (kind, name), value in tensors.items() if kind == "model"}
     _check_fit(path, weights, model.state_dict())
     model.load_state_dict(weights)
@@ -63,17 +65,32 @@ def load_state(
                 state[int(number)][name] = value
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
-    return progress
 
 
-def _read(path: Path) -> tuple[dict[tuple[str, str], Tensor], dict[str, Any]]:
+def read_progress(directory: Path) -> dict[str, Any]:
+    """The `progress` that `save_state` was given.
+
+    Raises:
+        CheckpointError: no such file, or a damaged one.
+    """
+    with _opened(directory / FILE) as file:
+        return json.loads(file.metadata()["progress"])
+
+
+def _read(path: Path) -> dict[tuple[str, str], Tensor]:
+    tensors = {}
+    with _opened(path) as file:
+        for key in file.keys():  # noqa: SIM118 (safe_open is not a mapping)
+            kind, _, rest = key.partition(".")
+            tensors[kind, rest] = file.get_tensor(key)
+    return tensors
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {}
-            for key in file.keys():  # noqa: SIM118 (safe_open is not a mapping)
-                kind, _, rest = key.partition(".")
-                tensors[kind, rest] = file.get_tensor(key)
-            return tensors, json.loads(file.metadata()["progress"])
+            yield file
     except FileNotFoundError:
         raise CheckpointError(f"nothing to resume from: {path} does not exist") from None
     except SafetensorError as error:

@@ -1,30 +1,24 @@
-"""torch.compile where it pays: attention, feed-forward and the loss head, each on its own.
-
-One graph of the whole step is no faster and takes minutes to compile: layers of one kind share
-their code here.
-"""
+"""torch.compile of a whole training loss as one graph."""
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
-from torch import nn
 
+from perilune.kernels.common.packing import Packing
 from perilune.model.model import Transformer
-from perilune.train.loss import head_loss
 from perilune.train.step import LossFunction, batch_loss
 
-_MAX_VARIANTS = 64
-"""Versions of one function, before the compiler gives up: a layer may need its own."""
+
+def compile_loss(model: Transformer, backend: str = "inductor") -> LossFunction:
+    """`batch_loss` compiled for `model`; the first call takes minutes on a GPU."""
+    _choose_backends(model)
+    return torch.compile(batch_loss, dynamic=False, backend=backend)
 
 
-def compile_parts(model: Transformer, backend: str = "inductor") -> LossFunction:
-    """Compiles the layers of `model` in place and returns the `batch_loss` that goes with it."""
-    torch.compiler.config.recompile_limit = _MAX_VARIANTS
-    for layer in model.model.layers:
-        feed_forward = layer.block_sparse_moe if layer.is_moe else layer.mlp
-        for part in (layer.self_attn, feed_forward):
-            assert isinstance(part, nn.Module)
-            part.compile(dynamic=False, backend=backend)
-    return partial(batch_loss, head=torch.compile(head_loss, dynamic=False, backend=backend))
+@torch.no_grad()
+def _choose_backends(model: Transformer) -> None:
+    """Runs one token: ops import their backend in their first call, which no graph can hold."""
+    was_training = model.training
+    model.eval()
+    model(torch.zeros(1, dtype=torch.int64, device=model.head_weight.device), Packing.of([1]))
+    model.train(was_training)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -11,8 +12,9 @@ from typing import Any
 class OptimConfig:
     peak_lr: float = 2e-3
     """For both optimisers: Muon's update is scaled to AdamW's root mean square."""
-    final_lr_ratio: float = 0.02
-    warmup_ratio: float = 0.01
+    warmup_steps: int = 100
+    decay_ratio: float = 0.25
+    """Share of the steps, the last ones, in which the rate falls to zero; constant before."""
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
     muon_momentum: float = 0.95
@@ -56,3 +58,23 @@ class TrainConfig:
         if device != "cpu":
             return replace(self, device=device)
         return replace(self, device=device, compute_dtype="float32", compile=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """As it comes back from a JSON file."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+PLACES = ("data_dir", "tokenizer_dir", "out_dir")
+"""Keys that may change between the pieces of a run."""
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
+    """One phrase for each key, by its path, that two recipes (as JSON) do not share."""
+    found = []
+    for key in sorted((before.keys() | now.keys()) - set(PLACES)):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new, f"{path}{key}.")
+        elif old != new:
+            found.append(f"{path}{key} was {old}, is {new}")
+    return found

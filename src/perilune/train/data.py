@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,9 @@ _MIN_FIRST_PIECE = 64
 class Batch(NamedTuple):
     inputs_BL: npt.NDArray[np.int64]
     targets_BL: npt.NDArray[np.int64]
-    """The next token of the same document; IGNORED where there is none or no loss."""
+    """The next token of the same document; IGNORED where there is none."""
     segments_BL: npt.NDArray[np.int32]
     """Number of the piece within its row, from 0; PADDING at a row's end."""
-
-    def cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """Piece boundaries in the rows laid end to end: 0 first, B*L last. No piece spans rows;
-        padding counts as a piece."""
-        num_rows, row_len = self.segments_BL.shape
-        is_start_BL = np.ones((num_rows, row_len), dtype=bool)
-        is_start_BL[:, 1:] = self.segments_BL[:, 1:] != self.segments_BL[:, :-1]
-        return np.append(np.flatnonzero(is_start_BL), num_rows * row_len).astype(np.int32)
 
 
 class Piece(NamedTuple):
@@ -129,9 +121,6 @@ class _Pool:
         return self.by_age.pop(age)
 
 
-LossOn = Literal["all", "assistant"]
-
-
 class BatchWriter:
     """An empty batch that pieces are written into, row by row from the left."""
 
@@ -141,10 +130,9 @@ class BatchWriter:
         batch_rows: int,
         row_len: int,
         pad_id: int,
-        loss_on: LossOn,
     ) -> None:
         shape = (batch_rows, row_len)
-        self._shards, self._loss_on = shards, loss_on
+        self._shards = shards
         self._inputs_BL = np.full(shape, pad_id, dtype=np.int64)
         self._targets_BL = np.full(shape, IGNORED, dtype=np.int64)
         self._segments_BL = np.full(shape, PADDING, dtype=np.int32)
@@ -157,9 +145,6 @@ class BatchWriter:
         self._inputs_BL[row, fill : fill + num] = shard.tokens[piece.start : piece.stop]
         targets = self._targets_BL[row, fill : fill + num_targets]
         targets[:] = shard.tokens[piece.start + 1 : piece.start + 1 + num_targets]
-        if self._loss_on == "assistant":
-            trained = shard.loss_mask[piece.start + 1 : piece.start + 1 + num_targets]
-            targets[~trained] = IGNORED
         self._segments_BL[row, fill : fill + num] = self._num_pieces[row]
         self._num_pieces[row] += 1
 
@@ -171,7 +156,7 @@ class PackedLoader:
     """An endless iterator of `Batch`es; the same arguments give the same batches.
 
     Mixture weights are shares of tokens. A document longer than a row is cut; every piece starts
-    as a sequence of its own. `loss_on="assistant"` ignores targets outside the shards' loss mask.
+    as a sequence of its own.
 
     Raises:
         ConfigError: no shard, an empty shard, or a weight that is negative or for no shard.
@@ -186,11 +171,10 @@ class PackedLoader:
         row_len: int,
         pad_id: int,
         seed: int = 0,
-        loss_on: LossOn = "all",
     ) -> None:
         _check_mixture(shards, weights)
         self.batch_rows, self.row_len, self.pad_id = batch_rows, row_len, pad_id
-        self.loss_on, self.seed = loss_on, seed
+        self.seed = seed
         total = sum(weights.values())
         self._weights = {kind: weight / total for kind, weight in weights.items() if weight > 0}
         self._shards = {kind: shards[kind] for kind in self._weights}
@@ -203,7 +187,7 @@ class PackedLoader:
         return self
 
     def __next__(self) -> Batch:
-        writer = BatchWriter(self._shards, self.batch_rows, self.row_len, self.pad_id, self.loss_on)
+        writer = BatchWriter(self._shards, self.batch_rows, self.row_len, self.pad_id)
         for row in range(self.batch_rows):
             fill = 0
             while fill < self.row_len:
@@ -224,12 +208,11 @@ class PackedLoader:
             )
             self._pool.add(self._streams[kind].draw())
 
-    @property
-    def epochs(self) -> dict[str, float]:
-        """How often each shard's pieces have been drawn so far."""
+    def epochs(self, state: Mapping[str, Any]) -> dict[str, float]:
+        """How often each shard's tokens had been drawn at the cursor `state`."""
         return {
-            kind: stream.epoch + stream.position / len(stream.table.starts)
-            for kind, stream in self._streams.items()
+            kind: num_tokens / len(self._shards[kind].tokens)
+            for kind, (_, _, num_tokens) in state["streams"].items()
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,16 +1,16 @@
-"""Documents to token ids with a loss mask: plain text ends with [EOS], chats are K3's XTML."""
+"""Documents to token ids: plain text ends with [EOS], chats are K3's XTML."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from perilune.text.tiktoken_ranks import RankTokenizer
 from perilune.text.tokenizer import Segment
 from perilune.text.xtml import render
 from perilune.train.document import Conversation, Document
-from perilune.train.shards import EncodedDocument
 
 _MAX_STRUCTURE_CHARS = 12
 """Segments up to this length are mostly tag and attribute names: few, and worth remembering."""
@@ -24,24 +24,21 @@ class DocumentEncoder:
             lambda text, markup: tuple(tokenizer.encode_segments([(text, markup)]))
         )
 
-    def encode(self, document: Document) -> EncodedDocument:
+    def encode(self, document: Document) -> npt.NDArray[np.uint16]:
         if document.text is not None:
-            ids = [*self._tokenizer.encode(document.text), self._eos]
-            return EncodedDocument(np.array(ids, np.uint16), np.ones(len(ids), bool))
+            return np.array([*self._tokenizer.encode(document.text), self._eos], np.uint16)
         assert document.conversation is not None
         return self._encode_segments(render_conversation(document.conversation))
 
-    def _encode_segments(self, segments: list[Segment]) -> EncodedDocument:
+    def _encode_segments(self, segments: list[Segment]) -> npt.NDArray[np.uint16]:
         ids: list[int] = []
-        mask: list[bool] = []
         for segment in segments:
             if segment.markup or len(segment.text) <= _MAX_STRUCTURE_CHARS:
                 piece = self._structure(segment.text, segment.markup)
             else:
                 piece = self._tokenizer.encode(segment.text)
             ids += piece
-            mask += [segment.trained] * len(piece)
-        return EncodedDocument(np.array(ids, np.uint16), np.array(mask, bool))
+        return np.array(ids, np.uint16)
 
 
 def render_conversation(conversation: Conversation) -> list[Segment]:

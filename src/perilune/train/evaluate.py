@@ -57,7 +57,7 @@ def packed_in_order(shard: Shard, row_len: int, rows: int, pad_id: int) -> Itera
     """Batches with every token of `shard` once; the last one is filled up with padding rows."""
     lines = _lines(shard, row_len)
     for first in range(0, len(lines), rows):
-        writer = BatchWriter({"": shard}, rows, row_len, pad_id, "all")
+        writer = BatchWriter({"": shard}, rows, row_len, pad_id)
         for row, pieces in enumerate(lines[first : first + rows]):
             fill = 0
             for piece in pieces:

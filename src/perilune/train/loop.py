@@ -1,13 +1,15 @@
 """The training loop, top to bottom: load, step, log, save, evaluate, export.
 
-A run folder holds `metrics.jsonl` (a line a logged step), `train_state.safetensors` (resume) and
-at the end `model/` (the released layout, ready to serve).
+A run folder holds `metrics.jsonl` (a line a logged step), `run.json` (the run's facts),
+`train_state.safetensors` (resume) and at the end `model/` (the released layout, ready to serve).
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,13 +18,14 @@ from perilune.model.init import init_weights
 from perilune.model.model import Transformer
 from perilune.model.parse_config import parse_config
 from perilune.train import checkpoint
-from perilune.train.config import TrainConfig
+from perilune.train.config import TrainConfig, differences
 from perilune.train.data import PackedLoader
 from perilune.train.evaluate import evaluate, held_out_sets
 from perilune.train.export import export
 from perilune.train.optim import build_optimizers
 from perilune.train.prefetch import Prefetcher
 from perilune.train.qat import QuantiseFrom
+from perilune.train.run_facts import facts_of, write_facts
 from perilune.train.run_log import RunLog
 from perilune.train.shards import load_shard
 from perilune.train.step import (
@@ -35,46 +38,65 @@ from perilune.train.step import (
 )
 
 
-def train(config: TrainConfig, *, resume: bool = False) -> Path:
+def train(
+    config: TrainConfig, *, resume: bool = False, stop_after_s: float | None = None
+) -> Path | None:
     """Runs `config` to its last step and returns the checkpoint directory.
 
-    `resume` goes on from the last save, and ends with the same bits as an uninterrupted run.
+    `resume` goes on from the last save, and ends with the same bits as an uninterrupted run. With
+    `stop_after_s` the first step that ends later is saved and the last one of this call; None is
+    returned if others are left.
 
     Raises:
-        ConfigError: the run folder holds a run already (without `resume`), or data is missing.
+        ConfigError: the run folder holds a run already (without `resume`) or one of another recipe
+            (with it), or data is missing.
         CheckpointError: `resume` without a state, or with one of another model.
         UnsupportedError: this machine does not have the device.
         NonFiniteError: a weight, the loss or a gradient stopped being finite.
     """
+    stop_at = float("inf") if stop_after_s is None else time.monotonic() + stop_after_s
     out = Path(config.out_dir)
     _check(config, out, resume)
-    torch.set_float32_matmul_precision("high")
     loader = open_loader(config)
     model = build_model(config)
     quantise = QuantiseFrom(config.device)
     for layer in moe_layers(model):
         layer.quantize = quantise
     optimizers = build_optimizers(model, config.optim)
-    first = 0
+    first, seconds = 0, 0.0
     if resume:
-        progress = checkpoint.load_state(out, model, optimizers)
+        progress = checkpoint.read_progress(out)
+        checkpoint.load_state(out, model, optimizers)
         loader.load_state_dict(progress["loader"])
-        first = progress["step"]
+        first, seconds = progress["step"], progress["seconds"]
     stepper = Stepper(model, optimizers, config.optim, config.steps, _loss_function(model, config))
     out.mkdir(parents=True, exist_ok=True)
-    with RunLog(out, config, first) as log, Prefetcher(loader) as batches:
+    with RunLog(out, config, first, seconds) as log, Prefetcher(loader) as batches:
         for step in range(first, config.steps):
             if step >= config.qat_from * config.steps:
                 quantise.switch_on()
             result = stepper(step, DeviceBatch.of(next(batches), config.device))
             done = step + 1
             log.step(done, result)
-            if done % config.save_every == 0 or done == config.steps:
-                progress = {"step": done, "loader": batches.state_dict()}
-                checkpoint.save_state(out, model, optimizers, progress)
-            if config.eval_every and (done % config.eval_every == 0 or done == config.steps):
+            is_last, is_late = done == config.steps, time.monotonic() >= stop_at
+            if config.eval_every and (done % config.eval_every == 0 or is_last):
                 log.record(done, validate(model, config))
+            if done % config.save_every == 0 or is_last or is_late:
+                # The log first: a state must not be ahead of its lines.
+                log.sync()
+                progress = _progress(config, done, log.seconds(), batches.state_dict())
+                checkpoint.save_state(out, model, optimizers, progress)
+                epochs = loader.epochs(progress["loader"])
+                write_facts(out, facts_of(config, done, progress["seconds"], epochs))
+            if is_late and not is_last:
+                return None
     return export(model, config)
+
+
+def _progress(
+    config: TrainConfig, step: int, seconds: float, cursor: dict[str, Any]
+) -> dict[str, Any]:
+    return {"step": step, "seconds": seconds, "loader": cursor, "recipe": config.as_json()}
 
 
 def _check(config: TrainConfig, out: Path, resume: bool) -> None:
@@ -84,6 +106,10 @@ def _check(config: TrainConfig, out: Path, resume: bool) -> None:
         raise ConfigError(f"{out} holds a run already: resume it, or choose another folder")
     if resume and not (out / checkpoint.FILE).exists():
         raise CheckpointError(f"nothing to resume from: {out / checkpoint.FILE} does not exist")
+    if resume:
+        changed = differences(checkpoint.read_progress(out)["recipe"], config.as_json())
+        if changed:
+            raise ConfigError(f"{out} is a run of another recipe: {'; '.join(changed)}")
 
 
 def build_model(config: TrainConfig) -> Transformer:
@@ -116,9 +142,9 @@ def _pad_id(config: TrainConfig) -> int:
 def _loss_function(model: Transformer, config: TrainConfig) -> LossFunction:
     if not config.compile:
         return batch_loss
-    from perilune.train.compile import compile_parts  # the compiler takes seconds to import
+    from perilune.train.compile import compile_loss  # the compiler takes seconds to import
 
-    return compile_parts(model)
+    return compile_loss(model)
 
 
 def validate(model: Transformer, config: TrainConfig) -> dict[str, float]:

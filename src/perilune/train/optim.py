@@ -96,10 +96,7 @@ def build_optimizers(model: nn.Module, config: OptimConfig) -> list[torch.optim.
 
 
 def lr_at(step: int, steps: int, config: OptimConfig) -> float:
-    """Linear warm-up, then cosine to `final_lr_ratio` of the peak."""
-    warmup = max(1, round(steps * config.warmup_ratio))
-    if step < warmup:
-        return config.peak_lr * (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    floor = config.final_lr_ratio
-    return config.peak_lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+    """Linear warm-up, constant, then linear to zero, which step number `steps` would reach."""
+    rising = (step + 1) / max(1, config.warmup_steps)
+    falling = (steps - step) / max(1, steps * config.decay_ratio)
+    return config.peak_lr * min(1.0, rising, falling)

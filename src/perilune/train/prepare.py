@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
 from perilune.core.errors import ConfigError
@@ -16,7 +18,7 @@ from perilune.train import archives, bpe
 from perilune.train.corpus import Split, read_source, split_of, without_duplicates
 from perilune.train.document import KINDS, Document, Kind, plain_text
 from perilune.train.encode import DocumentEncoder
-from perilune.train.shards import EncodedDocument, join, save_shard
+from perilune.train.shards import join, save_shard
 from perilune.train.sources import SOURCES, Source, fetch
 from perilune.train.synthetic.generate import generate
 
@@ -120,7 +122,7 @@ def _encode(
     documents: list[Document], tokenizer: RankTokenizer, out_dir: Path, progress: bool
 ) -> dict[str, Any]:
     encoder = DocumentEncoder(tokenizer)
-    encoded: dict[tuple[Split, Kind], list[EncodedDocument]] = defaultdict(list)
+    encoded: dict[tuple[Split, Kind], list[npt.NDArray[np.uint16]]] = defaultdict(list)
     texts: dict[tuple[Split, Kind], list[str]] = defaultdict(list)
     text_bytes: dict[tuple[Split, Kind], int] = defaultdict(int)
     for document in tqdm(documents, desc="encode", unit="doc", disable=not progress):
@@ -142,12 +144,11 @@ def _encode(
     return entries
 
 
-def _write(out_dir: Path, name: str, documents: list[EncodedDocument]) -> dict[str, Any]:
+def _write(out_dir: Path, name: str, documents: list[npt.NDArray[np.uint16]]) -> dict[str, Any]:
     shard = join(documents)
     paths = save_shard(out_dir, name, shard)
     return {
         "num_tokens": len(shard.tokens),
-        "num_trained_tokens": int(shard.loss_mask.sum()),
         "num_documents": shard.num_documents,
         "files": {path.name: archives.sha256(path) for path in paths},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,27 +18,31 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file, each an object with a `step`."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The lines of a metrics file, each an object with a `step`.
+
+    Text behind the last newline is a line that a killed run did not finish, and is left out.
+    """
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines]
 
 
 class RunLog:
     """Writes a line every `log_every` steps; use as a context.
 
-    `first` steps are done already: their lines are kept, later ones (of a run that was stopped
-    after its last save) go.
+    `first` steps are done already, in `seconds`: their lines are kept, later ones (of a run that
+    was stopped after its last save) go.
     """
 
-    def __init__(self, out: Path, config: TrainConfig, first: int) -> None:
+    def __init__(self, out: Path, config: TrainConfig, first: int, seconds: float) -> None:
         path = out / METRICS_FILE
         kept = [m for m in read_metrics(path) if m["step"] <= first] if path.exists() else []
-        self._file = path.open("w", encoding="utf-8")
-        for line in kept:
-            self._write(line)
-        self._file.flush()
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text("".join(map(_line, kept)), encoding="utf-8")
+        partial.replace(path)
+        self._file = path.open("a", encoding="utf-8")
         self._config = config
         self._bar = tqdm(total=config.steps, initial=first, unit="step", desc=config.name)
-        self._started, self._first = time.monotonic(), first
+        self._started = time.monotonic() - seconds
 
     def step(self, step: int, result: StepResult) -> None:
         """Counts a step; reads its values off the device only when they are written."""
@@ -45,17 +50,20 @@ class RunLog:
         if step % self._config.log_every and step != self._config.steps:
             return
         values = {name: float(value) for name, value in result._asdict().items()}
-        seconds = time.monotonic() - self._started
-        tokens = (step - self._first) * self._config.tokens_per_step
         self._bar.set_postfix(loss=f"{values['loss']:.3f}")
-        self.record(step, {**values, "tokens_per_s": round(tokens / seconds)})
+        self.record(step, {**values, "seconds": round(self.seconds(), 2)})
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
-        self._write({"step": step, **values})
+        self._file.write(_line({"step": step, **values}))
         self._file.flush()
 
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
+    def sync(self) -> None:
+        """Returns when everything that was written is on the disk."""
+        os.fsync(self._file.fileno())
+
+    def seconds(self) -> float:
+        """Of the run so far, its earlier pieces included."""
+        return time.monotonic() - self._started
 
     def __enter__(self) -> RunLog:
         return self
@@ -63,3 +71,7 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
         self._file.close()
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps(values) + "\n"

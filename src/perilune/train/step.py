@@ -66,10 +66,11 @@ def moe_layers(model: Transformer) -> list[MoE]:
 
 
 def attach_balancers(model: Transformer) -> None:
-    """Gives every MoE layer its quantile balancer."""
+    """Gives every MoE layer its quantile balancer, unless all experts answer every token."""
     for layer in moe_layers(model):
         experts, active = layer.gate.moe.num_experts, layer.gate.moe.num_experts_per_token
-        layer.observe = QuantileBalancer(experts, active).to(layer.gate.weight.device)
+        if active < experts:
+            layer.observe = QuantileBalancer(experts, active).to(layer.gate.weight.device)
 
 
 class Stepper:

@@ -126,6 +126,8 @@ def test_a_surrogate_in_raw_bytes(served):
         ({"stop": ["a"] * 17}, "stop", "length <= 16"),
         ({"stop": ["a", 1]}, "stop[1]", "expected `str`, got `int`"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "'x' is not a token id"),
+        ({"logit_bias": {"1": 1, "01": 2}}, "logit_bias", "'01' is not a token id"),
+        ({"logit_bias": {"٣": 1}}, "logit_bias", "'٣' is not a token id"),
         ({"logit_bias": {"1": 101}}, "logit_bias[...]", "<= 100"),
         ({"logit_bias": []}, "logit_bias", "expected `object | null`"),
         ({"stream": "yes"}, "stream", "expected `bool | null`"),

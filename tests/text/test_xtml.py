@@ -113,9 +113,13 @@ def test_arguments(arguments: str, shown: list[tuple[str, str, str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["{", "[1]", "5", '{"a": NaN}', '{"a": 1} x', '{"a":' + "[" * 100_000]
+    "arguments",
+    [
+        *("{", "[1]", "5", '{"a": NaN}', '{"a": 1} x', '{"a":' + "[" * 100_000),
+        *(r'{"a": "\ud800"}', r'{"\udfff": 1}'),
+    ],
 )
-def test_arguments_that_are_no_object_keep_their_text(arguments: str) -> None:
+def test_arguments_that_cannot_be_elements_keep_their_text(arguments: str) -> None:
     text = written(user("u"), assistant("", call(arguments)))
     assert f'<|open|>json type="object"<|sep|>{arguments}<|close|>json<|sep|>' in text
 

@@ -30,7 +30,11 @@ class HttpScope(Protocol):
 
 
 class HttpStream(Protocol):
-    """An open response; sending waits for a slow client and raises ProtocolClosed without one."""
+    """An open response; sending raises ProtocolClosed when the client is gone.
+
+    granian does not wait for a slow client: it holds what has been sent and not been read, which
+    `max_tokens` and the context bound.
+    """
 
     async def send_bytes(self, data: bytes) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from perilune.gateway.request_types import SamplingBody
 R = TypeVar("R", ChatRequest, CompletionRequest)
 
 _MAX_SEED = 2**63 - 1
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
+"""With leading zeros two keys would mean one token."""
 _SAME_NAME = (
     "temperature",
     "top_p",
@@ -51,6 +54,6 @@ def for_choice(request: R, index: int) -> R:
 
 def _to_logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
     for key in bias:
-        if not (key.isascii() and key.isdigit() and len(key) < 10):
+        if not _TOKEN_ID.fullmatch(key):
             raise BodyError(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
     return {int(key): value for key, value in bias.items()}

@@ -32,6 +32,7 @@ def _arguments(arguments: str, *, trained: bool) -> list[Segment]:
             (key, argument_json.type_name(value), _body(value))
             for key, value in argument_json.parse_object(arguments).items()
         ]
+        "".join(key + body for key, _, body in bodies).encode()  # fails for a lone surrogate
     except ValueError:
         # Only a history can hold this; a model must not learn to write it.
         fallback = open_tag("json", (("type", "object"),))

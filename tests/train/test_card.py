@@ -1,6 +1,5 @@
 """The card holds the numbers of its run; the record beside the bundled model is whole."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,21 +7,21 @@ import pytest
 from perilune.text.chat import ParsedMessage
 from perilune.train import card
 from perilune.train.baseline import Baseline
+from perilune.train.config import differences
 from perilune.train.recipes import recipe
+from perilune.train.run_facts import read_facts
 from perilune.train.run_log import read_metrics
 from perilune.train.samples import PROMPTS, Sample
 
 NANO = Path(__file__).parents[2] / "models" / "nano"
 
 
-def test_the_recipe_is_the_run_of_the_bundled_model():
-    run, config = json.loads((NANO / "run.json").read_text()), recipe("nano")
-    assert (config.steps, config.rows, config.row_len) == (
-        run["steps"],
-        run["rows"],
-        run["row_len"],
-    )
-    assert config.mixture == run["mixture"]
+def test_the_recipe_is_the_run_of_the_bundled_model_but_for_what_the_card_tells():
+    run, config = read_facts(NANO), recipe("nano")
+    changed = differences(run.recipe, config.as_json())
+    assert "; ".join(changed) in (NANO / "README.md").read_text(encoding="utf-8")
+    assert all(phrase.startswith("optim.") for phrase in changed), changed
+    assert run.steps == config.steps
 
 
 def test_scores_stand_beside_the_baselines():
@@ -32,8 +31,10 @@ def test_scores_stand_beside_the_baselines():
 
 def test_the_card_tells_run_scores_and_ten_samples():
     text = (NANO / "README.md").read_text(encoding="utf-8")
-    run = json.loads((NANO / "run.json").read_text())
-    assert f"{run['steps']:,} steps" in text
+    run = read_facts(NANO)
+    assert f"{run.steps:,} steps" in text
+    assert run.device in text
+    assert f"torch {run.torch}" in text
     for key, value in read_metrics(NANO / "metrics.jsonl")[-1].items():
         if key.startswith("bpb/"):
             assert f"**{value:.3f}**" in text

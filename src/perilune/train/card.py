@@ -17,7 +17,10 @@ from perilune.model.parse_config import load_config
 from perilune.model.sizes import cache_sizes, count_parameters, layer_pattern
 from perilune.train import card_text
 from perilune.train.baseline import Baseline, measure_all
+from perilune.train.config import differences
 from perilune.train.curve import draw_curve
+from perilune.train.recipes import recipe
+from perilune.train.run_facts import RunFacts, read_facts
 from perilune.train.run_log import read_metrics
 from perilune.train.samples import Sample, draw_samples
 
@@ -27,12 +30,11 @@ def write_card(data_dir: Path, model_dir: Path) -> Path:
     metrics = read_metrics(model_dir / "metrics.jsonl")
     draw_curve(metrics, model_dir / "curve.png")
     manifest = json.loads((data_dir / "manifest.json").read_text(encoding="utf-8"))
-    run = json.loads((model_dir / "run.json").read_text(encoding="utf-8"))
     sections = [
         card_text.HEAD,
         size_section(model_dir),
         card_text.USE,
-        run_section(run, metrics),
+        run_section(read_facts(model_dir), metrics),
         score_section(metrics, measure_all(data_dir)),
         source_section(manifest),
         sample_section(draw_samples(model_dir)),
@@ -62,21 +64,26 @@ def size_section(model_dir: Path) -> str:
     return "## Sizes\n\n" + table(("", ""), rows)
 
 
-def run_section(run: Mapping[str, Any], metrics: list[dict[str, Any]]) -> str:
-    tokens = run["steps"] * run["rows"] * run["row_len"]
+def run_section(run: RunFacts, metrics: list[dict[str, Any]]) -> str:
+    trained_by = run.recipe
     last = [line["loss"] for line in metrics if "loss" in line][-10:]
     rows = [
-        (kind, f"{share:.0%}", f"{run['epochs'][kind]:.1f}")
-        for kind, share in run["mixture"].items()
+        (kind, f"{share:.0%}", f"{run.epochs[kind]:.1f}")
+        for kind, share in trained_by["mixture"].items()
     ]
+    changed = differences(trained_by, recipe(trained_by["name"]).as_json())
     return card_text.RUN.format(
-        steps=run["steps"],
-        rows=run["rows"],
-        row_len=run["row_len"],
-        tokens=f"{tokens / 1e6:.0f} M",
-        minutes=f"{run['seconds'] / 60:.0f}",
-        device=run["device"],
-        torch=run["torch"],
+        name=trained_by["name"],
+        steps=run.steps,
+        rows=trained_by["rows"],
+        row_len=trained_by["row_len"],
+        tokens=f"{run.tokens / 1e6:.0f} M",
+        minutes=f"{run.seconds / 60:.0f}",
+        device=run.device,
+        torch=run.torch,
+        qat=f"{1 - trained_by['qat_from']:.0%}",
+        optim=table(("optimiser", ""), [(k, str(v)) for k, v in trained_by["optim"].items()]),
+        earlier=card_text.EARLIER.format(changed="; ".join(changed)) if changed else "",
         loss=f"{sum(last) / len(last):.2f}",
         mixture=table(("kind", "share of tokens", "epochs"), rows),
     )

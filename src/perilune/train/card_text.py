@@ -28,22 +28,29 @@ USE = """
 RUN = """
 ## How it was trained
 
-`perilune train nano`: {steps:,} steps of {rows} rows of {row_len:,} tokens ({tokens} tokens) in
+`perilune train {name}`: {steps:,} steps of {rows} rows of {row_len:,} tokens ({tokens} tokens) in
 {minutes} minutes on one {device} (torch {torch}), compilation included. Muon for matrices, AdamW
-for the rest, peak learning rate 3e-3 with cosine decay to 2 %, experts balanced by quantile
-balancing alone, experts' forward through MXFP4 in the last 40 % of the steps. The mean training
-loss of the last ten logged steps is {loss} nats a token.
+for the rest, experts balanced by quantile balancing alone, experts' forward through MXFP4 in the
+last {qat} of the steps. The mean training loss of the last ten logged steps is {loss} nats a token.
 
 {mixture}
 
+{optim}
+
 ![Training loss, balance and validation](curve.png)
 
-The run was made by an earlier form of this trainer, with the same model, loss, optimisers and data.
-It differs from the recipe of today: the length of the schedule was fixed from the measured speed
-while it ran (3,000 steps until step 40, 2,457 until step 400, {steps:,} after), padding tokens, few
-in packed rows, were counted in balancing, and validation ran once, at the end. Its record is in
-`metrics.jsonl` and `run.json`. The chat text (see below) is not distributed with this repository,
-so the same weights cannot be made again from it alone.
+{earlier}The record of the run is in `metrics.jsonl` and `run.json`. The chat text (see below)
+is not distributed with this repository, so the same weights cannot be made again from it alone.
+"""
+
+EARLIER = """\
+The run was made by an earlier form of this trainer, with the same model, loss and data. In the
+recipe of today: {changed}.
+
+The schedule was a cosine, and its length was fixed from the measured speed while the run went on
+(3,000 steps until step 40, 2,457 until step 400); padding tokens, few in packed rows, were counted
+in balancing; validation ran once, at the end.
+
 """
 
 SCORES = """

@@ -72,7 +72,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "
     """One phrase for each key, by its path, that two recipes (as JSON) do not share."""
     found = []
     for key in sorted((before.keys() | now.keys()) - set(PLACES)):
-        old, new = before.get(key), now.get(key)
+        old, new = before.get(key, "unset"), now.get(key, "unset")
         if isinstance(old, dict) and isinstance(new, dict):
             found += differences(old, new, f"{path}{key}.")
         elif old != new:

@@ -47,4 +47,5 @@ def nano_toy() -> TrainConfig:
         eval_every=0,
         save_every=10,
         log_every=1,
+        optim=OptimConfig(warmup_steps=5),
     )

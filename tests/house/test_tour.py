@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -72,16 +72,17 @@ def test_a_request_takes_the_tour(tmp_path):
     save_checkpoint(
         random_weights(model, torch.Generator().manual_seed(0)), directory, raw_config=raw
     )
-    with first_calls() as called:
-        events = asyncio.run(served_events(directory))
+    with first_calls() as (called, forget):
+        events = asyncio.run(served_events(directory, after_loading=forget))
     assert events[-1] == "data: [DONE]"
     assert "".join(reasoning(event) for event in events[:-1]) == "hhh"
     on_tour = set(LINKS)
     assert [call for call in called if call in on_tour] == LINKS
 
 
-async def served_events(directory: Path) -> list[str]:
+async def served_events(directory: Path, after_loading: Callable[[], None]) -> list[str]:
     engine = open_engine(directory, threads=1)
+    after_loading()
     try:
         local = LocalModel(engine, XtmlFormat(byte_level()))
         gateway = Gateway(Router([Route(model=local)]), ServerMetrics())
@@ -104,9 +105,9 @@ def reasoning(event: str) -> str:
 
 
 @contextmanager
-def first_calls() -> Iterator[list[tuple[Path, str]]]:
-    """Fills up with (file, qualified name) of every function, in the order of their first calls,
-    in this thread and in those that start meanwhile."""
+def first_calls() -> Iterator[tuple[list[tuple[Path, str]], Callable[[], None]]]:
+    """A list, filled at the end with (file, qualified name) of every function in the order of their
+    first calls, in this thread and in those that start meanwhile; and a way to start anew."""
     order: dict[CodeType, None] = {}
     called: list[tuple[Path, str]] = []
 
@@ -118,7 +119,7 @@ def first_calls() -> Iterator[list[tuple[Path, str]]]:
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        yield called
+        yield called, order.clear
     finally:
         sys.setprofile(before)
         threading.setprofile(None)

@@ -39,6 +39,12 @@ class LanguageModel:
         return self.model.head_weight.device
 
     @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Decodes one token, so that no request waits for what is compiled at its first use."""
+        token = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.model(token, Packing.of([1]), [self.model.new_cache()])
+
+    @torch.inference_mode()
     def logits(self, ids_BT: Any) -> Tensor:
         """fp32 logits [B, T, V] of token ids [B, T]: a tensor, an array or nested lists.
 
@@ -143,4 +149,6 @@ def load_model(
         first_line = str(error).splitlines()[0]
         raise UnsupportedError(f"device {device!r} cannot be used: {first_line}") from None
     loaded = load_checkpoint(directory, device=place, dtype=DTYPES[dtype], progress=progress)
-    return LanguageModel(loaded.model, loaded.report.skipped)
+    model = LanguageModel(loaded.model, loaded.report.skipped)
+    model.warm_up()
+    return model

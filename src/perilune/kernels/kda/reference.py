@@ -5,7 +5,8 @@ width, M chunks of a row, C tokens of a chunk.
 
 Inputs come straight from the projections and the convolution; gate, L2 norm, query scale and beta
 belong to the op. Source of the formulas: the Kimi K3 technical report, Eq. 1-6, and the Kimi
-Linear paper (arXiv 2510.26692). All arithmetic is fp32 (fp64 for fp64 inputs).
+Linear paper (arXiv 2510.26692). All arithmetic is fp32 (fp64 for fp64 inputs); the running
+sums of the chunked form are fp64.
 """
 
 from __future__ import annotations
@@ -167,15 +168,17 @@ def _scores(x_C: Tensor, k_C: Tensor, decay_C: Tensor, bounded: bool) -> Tensor:
     """sum_c x_i[c] k_j[c] exp(G_i[c] - G_j[c]); valid on and below the diagonal."""
     if bounded:
         about = decay_C[..., CHUNK // 2 - 1 : CHUNK // 2, :]
-        return (x_C * (decay_C - about).exp()) @ (k_C * (about - decay_C).exp()).mT
-    gap = (decay_C[..., :, None, :] - decay_C[..., None, :, :]).clamp(max=0)
+        return (x_C * (decay_C - about).exp().to(x_C.dtype)) @ (
+            k_C * (about - decay_C).exp().to(x_C.dtype)
+        ).mT
+    gap = (decay_C[..., :, None, :] - decay_C[..., None, :, :]).clamp(max=0).to(x_C.dtype)
     return torch.einsum("...ik,...jk,...ijk->...ij", x_C, k_C, gap.exp())
 
 
 def _chunked(
     x: Prepared, bounded: bool, segment_BMC: Tensor | None, state_BHKV: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    decay = x.g_.cumsum(-2)
+    decay = x.g_.double().cumsum(-2)
     index = torch.arange(CHUNK, device=decay.device)
     lower = index[:, None] >= index[None, :]
     carried = kept = None
@@ -187,15 +190,15 @@ def _chunked(
         kept = (segment_BMC == segment_BMC[..., -1:])[:, None, ..., None]
     strict = lower & (index[:, None] > index[None, :])
 
-    zero = decay.new_zeros(())
+    zero = x.q_.new_zeros(())
     beta = x.beta_[..., None]
     # Masked before anything multiplies it: above the diagonal a score may be infinite.
     lhs = beta * torch.where(strict, _scores(x.k_, x.k_, decay, bounded), zero)
     attn = torch.where(lower, _scores(x.q_, x.k_, decay, bounded), zero)
 
-    from_start = decay.exp()
+    from_start = decay.exp().to(x.q_.dtype)
     q_in, k_in = x.q_ * from_start, x.k_ * from_start
-    k_out = x.k_ * (decay[..., -1:, :] - decay).exp()
+    k_out = x.k_ * (decay[..., -1:, :] - decay).exp().to(x.k_.dtype)
     keep_K = from_start[..., -1, :]
     if carried is not None and kept is not None:
         q_in, k_in, k_out = q_in * carried, k_in * carried, k_out * kept

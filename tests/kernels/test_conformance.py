@@ -38,7 +38,7 @@ def test_every_implementation_equals_the_truth(op, case, seed):
 @pytest.mark.parametrize("op", OPS)
 def test_gradients_are_checked_where_training_needs_them(op):
     graded = {r.what for r in checked(op) if r.what.startswith("grad ")}
-    if op.endswith("_decode") and op != "mla_decode":
+    if op in ("kda_decode", "kda_step", "causal_conv_decode"):
         assert not graded  # they write into their state
     else:
         assert graded

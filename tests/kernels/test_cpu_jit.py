@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.attn_res.cpu import attn_res
-from perilune.kernels.causal_conv.cpu import causal_conv_decode
 from perilune.kernels.common.cpu_jit import exp, jit, sigmoid, tanh
 from perilune.kernels.common.few_tokens import MAX_TOKENS, few_tokens
 from perilune.kernels.experts.cpu import experts
-from perilune.kernels.kda.cpu import kda_decode
+from perilune.kernels.kda_step.cpu import kda_step
 from perilune.kernels.linear.cpu import linear
 from perilune.kernels.norm.cpu import gated_rms_norm, rms_norm
 from perilune.kernels.router.cpu import route
@@ -78,16 +77,20 @@ ROWS = {
     "experts": lambda rows: experts(
         draw(T, D)[rows], CHOSEN[rows], draw(T, 2)[rows], W13, W2, 4.0, 25.0
     ),
-    "causal_conv": lambda rows: causal_conv_decode(
-        draw(T, D)[rows], draw(D, 4), draw(T, 3, D)[rows].contiguous()
-    ),
-    "kda": lambda rows: kda_decode(
-        *(draw(T, H, K)[rows] + i for i in range(4)),
+    "kda_step": lambda rows: kda_step(
+        draw(T, 3 * H * K)[rows],
+        draw(T, H, K)[rows],
         draw(T, H)[rows],
+        draw(T, H, K)[rows] + 1,
+        draw(3 * H * K, 4),
         draw(H),
         draw(H, K),
+        draw(K),
+        draw(T, 3, 3 * H * K)[rows].contiguous(),
         draw(T, H, K, K)[rows].contiguous(),
+        torch.arange(T)[rows] - torch.arange(T)[rows].min(),
         -5.0,
+        1e-5,
     ),
 }
 

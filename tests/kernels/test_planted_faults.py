@@ -225,6 +225,29 @@ def conv_faults() -> list[Fault]:
     ]
 
 
+def step_faults() -> list[Fault]:
+    op = "kda_step"
+
+    def padding_is_a_slot(x: dict[str, Any]) -> Tensor:
+        return x["slot_N"] % x["state_SHKV"].shape[0]
+
+    def all_kept(x: dict[str, Any]) -> Tensor | None:
+        return None
+
+    return [
+        fed(op, "state_not_kept", state_SHKV=lambda x: x["state_SHKV"].clone()),
+        fed(op, "window_not_kept", window_SWC=lambda x: x["window_SWC"].clone()),
+        fed(op, "slots_in_order", slot_N=lambda x: torch.arange(len(x["slot_N"]))),
+        fed(op, "padding_is_a_slot", slot_N=padding_is_a_slot),
+        fed(op, "rejected_drafts_kept", keep_N=all_kept),
+        fed(op, "eps_dropped", eps=constant(0.0)),
+        fed(op, "gate_unbounded", lower_bound=constant(None)),
+        fed(op, "taps_reversed", conv_CW=lambda x: x["conv_CW"].flip(1)),
+        fed(op, "gates_of_the_next_token", gate_THV=lambda x: x["gate_THV"].roll(1, 0)),
+        inside(op, "no_silu", nn.functional, "silu", lambda x: x),
+    ]
+
+
 def norm_faults(op: str) -> list[Fault]:
     def outside(out: Tensor, x_D: Tensor, eps: float, **_: Any) -> Tensor:
         mean = x_D.square().mean(-1, keepdim=True)
@@ -423,6 +446,7 @@ FAULTS = [
     *linear_faults(),
     *kda_faults(),
     *conv_faults(),
+    *step_faults(),
     *norm_faults("rms_norm"),
     *norm_faults("gated_rms_norm"),
     returned("gated_rms_norm", "silu_gate", lambda out, gate_D, **_: out * gate_D),

@@ -23,6 +23,7 @@ OPS: dict[str, str] = {
     "kda_chunk": "perilune.kernels.kda:CHUNK",
     "kda_recurrent": "perilune.kernels.kda:RECURRENT",
     "kda_decode": "perilune.kernels.kda:DECODE",
+    "kda_step": "perilune.kernels.kda_step:SPEC",
     "causal_conv": "perilune.kernels.causal_conv:CONV",
     "causal_conv_decode": "perilune.kernels.causal_conv:DECODE",
     "rms_norm": "perilune.kernels.norm:RMS_NORM",

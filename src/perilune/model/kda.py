@@ -19,9 +19,8 @@ from perilune.model.linear import Fused, Linear
 from perilune.model.norm import RMSNorm
 
 causal_conv = resolve("causal_conv")
-causal_conv_decode = resolve("causal_conv_decode")
 kda_chunk = resolve("kda_chunk")
-kda_decode = resolve("kda_decode")
+kda_step = resolve("kda_step")
 gated_rms_norm = resolve("gated_rms_norm")
 
 
@@ -69,6 +68,8 @@ class KDA(nn.Module):
         self.conv_CW = self._conv_weight().contiguous()
 
     def _conv_weight(self) -> Tensor:
+        if self.conv_CW is not None:
+            return self.conv_CW
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         return torch.cat([conv.weight[:, 0] for conv in convs])
 
@@ -78,15 +79,13 @@ class KDA(nn.Module):
         qkv_TC, gate_in, f_TK, b_TH = self.inputs(x_TD).split(sizes, dim=-1)
         z_TC = self.f_b_proj(f_TK)
         gate_TC = gate_in if hasattr(self, "g_proj") else self.g_b_proj(gate_in)
-        conv_CW = self.conv_CW if self.conv_CW is not None else self._conv_weight()
         if caches is not None and packing.max_len == 1:
-            o_THK = self._decode(qkv_TC, z_TC, b_TH, conv_CW, caches)
+            o_THV = self._step(qkv_TC, z_TC, b_TH, gate_TC, caches)
         else:
-            o_THK = self._prefill(qkv_TC, z_TC, b_TH, conv_CW, packing, caches)
-        o_THK = gated_rms_norm(
-            o_THK, gate_TC.view(o_THK.shape), self.o_norm.weight, self.o_norm.eps
-        )
-        return self.o_proj(o_THK.reshape(-1, inner).to(x_TD.dtype))
+            o_THV = self._prefill(qkv_TC, z_TC, b_TH, packing, caches)
+            gate_THV = gate_TC.view(o_THV.shape)
+            o_THV = gated_rms_norm(o_THV, gate_THV, self.o_norm.weight, self.o_norm.eps)
+        return self.o_proj(o_THV.reshape(-1, inner).to(x_TD.dtype))
 
     def _heads(self, qkv_TC: Tensor, z_TC: Tensor) -> tuple[Tensor, ...]:
         shape = (-1, self.num_heads, self.head_dim)
@@ -97,7 +96,6 @@ class KDA(nn.Module):
         qkv_TC: Tensor,
         z_TC: Tensor,
         b_TH: Tensor,
-        conv_CW: Tensor,
         packing: Packing,
         caches: Sequence[KDACache] | None,
     ) -> Tensor:
@@ -105,7 +103,7 @@ class KDA(nn.Module):
         if caches is not None:
             window = torch.stack([cache.window_WC for cache in caches])
             state = torch.stack([cache.state_HKV for cache in caches])
-        conv = causal_conv(qkv_TC, conv_CW, packing, window)
+        conv = causal_conv(qkv_TC, self._conv_weight(), packing, window)
         out = kda_chunk(
             *self._heads(conv.y_TC, z_TC),
             b_TH,
@@ -121,12 +119,12 @@ class KDA(nn.Module):
                 cache.state_HKV.copy_(out.state_NHKV[i])
         return out.o_THV
 
-    def _decode(
+    def _step(
         self,
         qkv_NC: Tensor,
         z_NC: Tensor,
         b_NH: Tensor,
-        conv_CW: Tensor,
+        gate_NC: Tensor,
         caches: Sequence[KDACache],
     ) -> Tensor:
         alone = len(caches) == 1
@@ -135,17 +133,24 @@ class KDA(nn.Module):
         else:
             window = torch.stack([cache.window_WC for cache in caches])
             state = torch.stack([cache.state_HKV for cache in caches])
-        y_NC = causal_conv_decode(qkv_NC, conv_CW, window)
-        o_NHK = kda_decode(
-            *self._heads(y_NC, z_NC),
+        heads = (-1, self.num_heads, self.head_dim)
+        o_NHV = kda_step(
+            qkv_NC,
+            z_NC.view(heads),
             b_NH,
+            gate_NC.view(heads),
+            self._conv_weight(),
             self.A_log,
             self.dt_bias.view(self.num_heads, -1),
+            self.o_norm.weight,
+            window,
             state,
+            torch.arange(len(caches), device=state.device),
             self.lower_bound,
+            self.o_norm.eps,
         )
         if not alone:
             for i, cache in enumerate(caches):
                 cache.window_WC.copy_(window[i])
                 cache.state_HKV.copy_(state[i])
-        return o_NHK
+        return o_NHV

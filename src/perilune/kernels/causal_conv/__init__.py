@@ -55,7 +55,6 @@ DECODE = OpSpec(
     signature="(x_NC, weight_CW, window_NWC!) -> y_NC",
     reference="perilune.kernels.causal_conv.reference:causal_conv_decode",
     oracle="perilune.kernels.causal_conv.oracle:causal_conv_decode",
-    backends={"cpu": "perilune.kernels.causal_conv.cpu:causal_conv_decode"},
     cases={"three": _decode_inputs},
     tolerance=EXACT_FP32,
 )

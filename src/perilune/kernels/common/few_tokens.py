@@ -10,6 +10,11 @@ MAX_TOKENS = 8
 then torch's kernels, on all threads, win."""
 
 
+def fp32_inference(x: Tensor) -> bool:
+    """Whether a compiled loop can serve `x`: fp32, and no gradient asked for."""
+    return x.dtype is torch.float32 and not torch.is_grad_enabled()
+
+
 def few_tokens(x_T: Tensor) -> bool:
-    """Whether a compiled loop serves `x_T`: few tokens, fp32, no gradient asked for."""
-    return x_T.shape[0] <= MAX_TOKENS and x_T.dtype is torch.float32 and not torch.is_grad_enabled()
+    """Whether a compiled loop serves `x_T` best."""
+    return x_T.shape[0] <= MAX_TOKENS and fp32_inference(x_T)

@@ -117,7 +117,6 @@ DECODE = OpSpec(
     signature="(q_NHK, k_NHK, v_NHV, z_NHK, b_NH, A_log_H, dt_bias_HK, state_NHKV!, lower_bound)"
     " -> o_NHV",
     reference="perilune.kernels.kda.reference:kda_decode",
-    backends={"cpu": "perilune.kernels.kda.cpu:kda_decode"},
     oracle="perilune.kernels.kda.oracle:kda_decode",
     cases={
         "one": lambda g, d: _decoding(_inputs(g, d, (1,), with_state=True)),

@@ -10,10 +10,9 @@ import pytest
 from perilune.cli import kernels as command
 from perilune.cli.main import main
 from perilune.core.errors import UnsupportedError
-from perilune.kernels import testing
 from perilune.kernels.norm.reference import rms_norm
 from perilune.kernels.registry import OPS, spec
-from perilune.kernels.testing import CheckResult
+from perilune.kernels.testing import CheckResult, implementation
 
 
 def run(*argv: str) -> int:
@@ -98,7 +97,7 @@ def test_all_ops_are_checked_by_default(monkeypatch, capsys):
 
 @pytest.fixture
 def no_accelerator(monkeypatch):
-    monkeypatch.setattr(testing, "is_here", lambda device: device == "cpu")
+    monkeypatch.setattr(implementation, "is_here", lambda device: device == "cpu")
     monkeypatch.setattr(command, "is_here", lambda device: device == "cpu")
 
 

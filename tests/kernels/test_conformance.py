@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from perilune.core.errors import UnsupportedError
-from perilune.kernels import testing
 from perilune.kernels.registry import OPS, load_attr, spec
-from perilune.kernels.testing import CheckResult, check, implementations
+from perilune.kernels.testing import CheckResult, check, implementation, implementations
 
 PAIRS = [(op, case) for op in OPS for case in spec(op).cases]
 
@@ -63,7 +62,7 @@ def test_the_truth_is_not_the_reference(op):
 
 
 def test_a_backend_is_held_to_the_dtypes_that_it_serves(monkeypatch):
-    monkeypatch.setattr(testing, "is_here", lambda device: True)
+    monkeypatch.setattr(implementation, "is_here", lambda device: True)
     served = {i.backend: set(i.tolerance) for i in implementations(spec("experts"))}
     assert served["reference"] == {torch.float32}
     assert served["cuda"] == {torch.float32, torch.bfloat16}
@@ -83,12 +82,12 @@ def test_a_bf16_backend_is_checked_in_bf16():
 
 
 def test_a_device_without_a_backend_runs_the_reference(monkeypatch):
-    monkeypatch.setattr(testing, "is_here", lambda device: True)
+    monkeypatch.setattr(implementation, "is_here", lambda device: True)
     (only,) = implementations(spec("router"), "cuda")
     assert (only.path, only.device) == (spec("router").reference, "cuda")
 
 
 def test_an_absent_device_is_refused(monkeypatch):
-    monkeypatch.setattr(testing, "is_here", lambda device: False)
+    monkeypatch.setattr(implementation, "is_here", lambda device: False)
     with pytest.raises(UnsupportedError, match="no cuda device here"):
         list(check(spec("experts"), backend="cuda"))

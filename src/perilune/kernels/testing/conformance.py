@@ -1,0 +1,50 @@
+"""Conformance: an implementation against the truth, in outputs, states and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from perilune.kernels.registry import Inputs, OpSpec, load_attr
+from perilune.kernels.testing.compare import Results, compare
+from perilune.kernels.testing.implementation import implementations
+from perilune.kernels.testing.result import CheckResult
+from perilune.kernels.testing.run import as_double, placed, run
+
+
+def check(
+    spec: OpSpec, *, seed: int = 0, backend: str | None = None, tier: str | None = None
+) -> Iterator[CheckResult]:
+    """Every case of `implementations(spec, backend, tier)` in each dtype served.
+
+    The oracle runs in float64 on the same inputs. An implementation runs twice: with gradients,
+    and as in inference, where it may take another path.
+
+    Raises:
+        UnsupportedError: a device is asked for that is not here.
+    """
+    chosen = implementations(spec, backend, tier)
+    for dtype in dict.fromkeys(dtype for each in chosen for dtype in each.tolerance):
+        serving = [each for each in chosen if dtype in each.tolerance]
+        for index, (name, make) in enumerate(spec.cases.items()):
+            generator = torch.Generator().manual_seed(seed * 1000 + index)
+            inputs = make(generator, dtype)
+            want = with_inference(run(load_attr(spec.oracle), as_double(inputs), grad=True))
+            for each in serving:
+                got = run_both_ways(load_attr(each.path), inputs, each.device)
+                for found in compare(got, want, each.tolerance[dtype]):
+                    yield CheckResult(spec.name, name, each.label(dtype), *found, seed=seed)
+
+
+def with_inference(want: Results) -> Results:
+    """The truth, asked for a second time without gradients."""
+    forward = {what: x for what, x in want.items() if not what.startswith("grad ")}
+    return want | {f"inference {what}": x for what, x in forward.items()}
+
+
+def run_both_ways(op: Callable[..., Any], inputs: Inputs, device: str) -> Results:
+    results = run(op, placed(inputs, device, grad=True), grad=True)
+    inferred = run(op, placed(inputs, device, grad=False), grad=False)
+    return results | {f"inference {what}": x for what, x in inferred.items()}

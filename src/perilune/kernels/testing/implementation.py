@@ -1,0 +1,97 @@
+"""What can be checked here: the reference, and the backends whose device, or stand-in, is here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from perilune.core.errors import UnsupportedError
+from perilune.kernels.registry import OpSpec, Tolerance
+
+REFERENCE = "reference"
+_INTERPRET = "TRITON_INTERPRET"
+
+
+class Implementation(NamedTuple):
+    backend: str
+    path: str
+    """`module:attr`."""
+    device: str
+    """Where it runs."""
+    tolerance: Mapping[torch.dtype, Tolerance]
+    """Of each dtype that it serves."""
+    interpreted: bool = False
+    """Triton's interpreter stands in for the device: it proves the arithmetic, nothing else."""
+
+    def label(self, dtype: torch.dtype) -> str:
+        words = [self.backend, "interpreted" if self.interpreted else ""]
+        words.append("" if dtype == torch.float32 else str(dtype).removeprefix("torch."))
+        return " ".join(word for word in words if word)
+
+
+def is_here(device: str) -> bool:
+    """Whether this machine has a device of that type."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return device == "cpu" or (found is not None and found.type == device)
+
+
+def is_triton(path: str) -> bool:
+    """Whether a backend is written in Triton: its file is named for it."""
+    return "triton" in path.partition(":")[0].rpartition(".")[2]
+
+
+def use_interpreter() -> None:
+    """Has Triton run its kernels in plain Python on CPU tensors, in this process.
+
+    Raises:
+        UnsupportedError: Triton was imported for a device already; it decides once.
+    """
+    if os.environ.get(_INTERPRET) == "1":
+        return
+    if "triton" in sys.modules:
+        raise UnsupportedError(f"triton is imported already: set {_INTERPRET}=1 from the outside")
+    os.environ[_INTERPRET] = "1"
+
+
+def implementations(
+    spec: OpSpec, backend: str | None = None, tier: str | None = None
+) -> list[Implementation]:
+    """What tier `cpu` or `gpu` checks of an op (None: whatever has its device here).
+
+    The cpu tier has the reference, the cpu backend and, in the interpreter, Triton's; the gpu tier
+    what serves there: a device type without a backend runs the reference, as in `resolve`.
+
+    Raises:
+        UnsupportedError: a device is asked for that is not here.
+    """
+    reference = Implementation(REFERENCE, spec.reference, "cpu", spec.tolerance)
+    if backend == REFERENCE:
+        return [reference]
+    if backend is not None:
+        if tier == "cpu" and is_triton(spec.backends.get(backend, "")):
+            return [_interpreted(spec, backend)]
+        if not is_here(backend) or (tier == "cpu" and backend != "cpu"):
+            raise UnsupportedError(f"no {backend} device here, so its kernels cannot be checked")
+        return [_on(spec, backend)]
+    if tier == "cpu":
+        triton = [device for device, path in spec.backends.items() if is_triton(path)]
+        own = [_on(spec, "cpu")] if "cpu" in spec.backends else []
+        return [reference, *own, *(_interpreted(spec, device) for device in triton)]
+    if tier == "gpu":
+        return implementations(spec, "cuda")
+    return [reference, *(_on(spec, device) for device in spec.backends if is_here(device))]
+
+
+def _on(spec: OpSpec, device: str) -> Implementation:
+    path = spec.backends.get(device, spec.reference)
+    return Implementation(device, path, device, spec.backend_tolerance.get(device, spec.tolerance))
+
+
+def _interpreted(spec: OpSpec, device: str) -> Implementation:
+    # The interpreter multiplies the bit patterns of bf16 operands: only fp32 means anything there.
+    tolerance = {torch.float32: spec.tolerance[torch.float32]}
+    return Implementation(device, spec.backends[device], "cpu", tolerance, interpreted=True)

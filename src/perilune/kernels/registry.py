@@ -67,6 +67,8 @@ class OpSpec:
     """Of each dtype that the reference serves, and every backend not named below."""
     backend_tolerance: Mapping[str, Mapping[torch.dtype, Tolerance]] = field(default_factory=dict)
     """Device type -> what its backend serves instead."""
+    traits: str | None = None
+    """`module:attr` of what the property checks need to know (`kernels.traits.Traits`)."""
 
 
 def load_attr(path: str) -> Any:

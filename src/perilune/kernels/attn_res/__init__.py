@@ -35,4 +35,5 @@ SPEC = OpSpec(
         },
     },
     tolerance=FP32,
+    traits="perilune.kernels.attn_res.traits:SPEC",
 )

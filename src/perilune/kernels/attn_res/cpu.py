@@ -18,7 +18,8 @@ def attn_res(sources_NTD: Tensor, query_D: Tensor, eps: float) -> Tensor:
     if not few_tokens(sources_NTD[0]):
         return reference.attn_res(sources_NTD, query_D, eps)
     h_TD = sources_NTD.new_empty(sources_NTD.shape[1:])
-    _attn_res(sources_NTD.contiguous().numpy(), query_D.numpy(), np.float32(eps), h_TD.numpy())
+    inputs = (x.contiguous().numpy() for x in (sources_NTD, query_D))
+    _attn_res(*inputs, np.float32(eps), h_TD.numpy())
     return h_TD
 
 

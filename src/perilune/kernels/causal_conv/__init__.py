@@ -49,6 +49,7 @@ CONV = OpSpec(
         "segmented_rows": _segmented,
     },
     tolerance=EXACT_FP32,
+    traits="perilune.kernels.causal_conv.traits:CONV",
 )
 DECODE = OpSpec(
     name="causal_conv_decode",
@@ -57,4 +58,5 @@ DECODE = OpSpec(
     oracle="perilune.kernels.causal_conv.oracle:causal_conv_decode",
     cases={"three": _decode_inputs},
     tolerance=EXACT_FP32,
+    traits="perilune.kernels.causal_conv.traits:DECODE",
 )

@@ -50,5 +50,6 @@ SPEC = OpSpec(
         "single_expert": lambda g, d: _inputs(g, d, 4, 1),
     },
     tolerance=FP32,
+    traits="perilune.kernels.experts.traits:SPEC",
     backend_tolerance={"cuda": FP32 | BF16},
 )

@@ -103,6 +103,7 @@ CHUNK = OpSpec(
     oracle="perilune.kernels.kda.oracle:kda_recurrent",
     cases=_SEQUENCES,
     tolerance=FP32,
+    traits="perilune.kernels.kda.traits:CHUNK",
 )
 RECURRENT = OpSpec(
     name="kda_recurrent",
@@ -111,6 +112,7 @@ RECURRENT = OpSpec(
     oracle="perilune.kernels.kda.oracle:kda_recurrent",
     cases=_SEQUENCES,
     tolerance=FP32,
+    traits="perilune.kernels.kda.traits:SEQUENCES",
 )
 DECODE = OpSpec(
     name="kda_decode",
@@ -130,4 +132,5 @@ DECODE = OpSpec(
         "as_small_as_eps": lambda g, d: _decoding(_as_small_as_eps(g, d, (1, 1))),
     },
     tolerance=FP32,
+    traits="perilune.kernels.kda.traits:DECODE",
 )

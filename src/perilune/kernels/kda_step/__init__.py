@@ -63,4 +63,5 @@ SPEC = OpSpec(
         "drafts_partly_kept": lambda g, d: _inputs(g, d, (4, 1, 0), length=2, keep=(0, 2, 1)),
     },
     tolerance=FP32,
+    traits="perilune.kernels.kda_step.traits:SPEC",
 )

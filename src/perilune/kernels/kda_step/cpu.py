@@ -43,10 +43,11 @@ def kda_step(
         return reference.kda_step(*inputs, *pools, slot_N, lower_bound, eps, keep_N)
     o_THV = torch.zeros_like(gate_THV, memory_format=torch.contiguous_format)
     if keep_N is None:
-        keep_N = torch.full_like(slot_N, qkv_TC.shape[0] // slot_N.shape[0])
+        keep_N = torch.full_like(slot_N, qkv_TC.shape[0] // max(1, slot_N.shape[0]))
     _kda_step(
         *(x.contiguous().numpy() for x in inputs),
-        *(x.numpy() for x in (*pools, slot_N, keep_N)),
+        *(x.numpy() for x in pools),
+        *(x.contiguous().numpy() for x in (slot_N, keep_N)),
         np.float32(lower_bound or UNBOUNDED),
         np.float32(eps),
         o_THV.numpy(),
@@ -72,7 +73,7 @@ def _kda_step(
     eps,
     o_THV,
 ):
-    length = qkv_TC.shape[0] // slot_N.shape[0]
+    length = qkv_TC.shape[0] // max(1, slot_N.shape[0])
     heads, width, values = state_SHKV.shape[1:]
     for n in range(slot_N.shape[0]):
         slot = slot_N[n]

@@ -38,7 +38,7 @@ def kda_step(
     its outputs are zero and no slot changes.
     """
     n, (h, k, v) = slot_N.shape[0], state_SHKV.shape[1:]
-    length = qkv_TC.shape[0] // n
+    length = qkv_TC.shape[0] // max(1, n)
     kept = [length] * n if keep_N is None else keep_N.tolist()
     o_THV = torch.zeros_like(gate_THV)
     for i, slot in enumerate(slot_N.tolist()):

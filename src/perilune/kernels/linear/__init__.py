@@ -28,4 +28,5 @@ SPEC = OpSpec(
         "bf16_weight_few_tokens": lambda g, d: _narrow(g, d, 7),
     },
     tolerance=FP32,
+    traits="perilune.kernels.linear.traits:SPEC",
 )

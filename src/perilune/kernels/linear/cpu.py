@@ -19,7 +19,8 @@ def linear(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
     if not few_tokens(x_TI) or weight_OI.dtype != torch.bfloat16:
         return reference.linear(x_TI, weight_OI)
     y_TO = x_TI.new_empty(x_TI.shape[0], weight_OI.shape[0])
-    _linear(x_TI.contiguous().numpy(), weight_OI.view(torch.uint16).numpy(), y_TO.numpy())
+    weight = weight_OI.contiguous().view(torch.uint16).numpy()
+    _linear(x_TI.contiguous().numpy(), weight, y_TO.numpy())
     return y_TO
 
 

@@ -53,6 +53,7 @@ PREFILL = OpSpec(
         "segmented_rows": _segmented,
     },
     tolerance=FP32,
+    traits="perilune.kernels.mla.traits:PREFILL",
 )
 DECODE = OpSpec(
     name="mla_decode",
@@ -66,4 +67,5 @@ DECODE = OpSpec(
         "scores_beyond_exp": _beyond_exp,
     },
     tolerance=FP32,
+    traits="perilune.kernels.mla.traits:DECODE",
 )

@@ -18,7 +18,8 @@ BLOCK = 32
 
 def mla_decode(q_HC: Tensor, latent_SC: Tensor, kv_lora_rank: int, scale: float) -> Tensor:
     """As `reference.mla_decode`."""
-    if not few_tokens(q_HC[:1]) or not latent_SC.is_contiguous():
+    served = few_tokens(q_HC[:1]) and latent_SC.is_contiguous() and len(latent_SC) > 0
+    if not served:
         return reference.mla_decode(q_HC, latent_SC, kv_lora_rank, scale)
     o_HC = q_HC.new_empty(q_HC.shape[0], kv_lora_rank)
     _mla_decode(q_HC.contiguous().numpy(), latent_SC.numpy(), np.float32(scale), o_HC.numpy())

@@ -52,7 +52,12 @@ def mla_decode(q_HC: Tensor, latent_SC: Tensor, kv_lora_rank: int, scale: float)
 
     `q_HC` [H, C + R] is [W_UK^T q_nope | q_shared]; `latent_SC` [S, C + R]. Returns the mixed
     latents [H, C], fp32 softmax.
+
+    Raises:
+        ValueError: the cache is empty.
     """
+    if not len(latent_SC):
+        raise ValueError("mla_decode needs at least one cached token to attend to")
     dtype = torch.promote_types(torch.float32, q_HC.dtype)
     scores_HS = (q_HC.to(dtype) @ latent_SC.to(dtype).t()) * scale
     p_HS = torch.softmax(scores_HS, dim=-1).to(latent_SC.dtype)

@@ -24,6 +24,7 @@ RMS_NORM = OpSpec(
         },
     },
     tolerance=EXACT_FP32,
+    traits="perilune.kernels.norm.traits:RMS_NORM",
 )
 GATED_RMS_NORM = OpSpec(
     name="gated_rms_norm",
@@ -46,4 +47,5 @@ GATED_RMS_NORM = OpSpec(
         },
     },
     tolerance=EXACT_FP32,
+    traits="perilune.kernels.norm.traits:GATED_RMS_NORM",
 )

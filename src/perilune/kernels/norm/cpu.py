@@ -19,7 +19,7 @@ def rms_norm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         return reference.rms_norm(x_D, weight_D, eps)
     x_MD = x_D.reshape(-1, x_D.shape[-1]).contiguous()
     y_MD = x_MD.new_empty(x_MD.shape)
-    _rms_norm(x_MD.numpy(), weight_D.numpy(), np.float32(eps), y_MD.numpy())
+    _rms_norm(x_MD.numpy(), weight_D.contiguous().numpy(), np.float32(eps), y_MD.numpy())
     return y_MD.view(x_D.shape)
 
 
@@ -30,7 +30,7 @@ def gated_rms_norm(x_D: Tensor, gate_D: Tensor, weight_D: Tensor, eps: float) ->
     x_MD = x_D.reshape(-1, x_D.shape[-1]).contiguous()
     gate_MD = gate_D.reshape(x_MD.shape).contiguous()
     y_MD = x_MD.new_empty(x_MD.shape)
-    _rms_norm(x_MD.numpy(), weight_D.numpy(), np.float32(eps), y_MD.numpy())
+    _rms_norm(x_MD.numpy(), weight_D.contiguous().numpy(), np.float32(eps), y_MD.numpy())
     _gate(gate_MD.numpy(), y_MD.numpy())
     return y_MD.view(x_D.shape)
 

@@ -47,4 +47,5 @@ SPEC = OpSpec(
         "not_renormalised": lambda g, d: _inputs(g, d, 8, 3) | {"renormalize": False},
     },
     tolerance=EXACT_FP32,
+    traits="perilune.kernels.router.traits:SPEC",
 )

@@ -22,8 +22,8 @@ def route(
     weight_TR = logits_TE.new_empty(logits_TE.shape[0], num_active)
     expert_TR = torch.empty(weight_TR.shape, dtype=torch.int64)
     outputs = (x.numpy() for x in (expert_TR, weight_TR, score_TE))
-    logits = logits_TE.contiguous().numpy()
-    _route(logits, bias_E.numpy(), renormalize, np.float32(scale), *outputs)
+    logits, bias = (x.contiguous().numpy() for x in (logits_TE, bias_E))
+    _route(logits, bias, renormalize, np.float32(scale), *outputs)
     return Routes(expert_TR, weight_TR, score_TE)
 
 

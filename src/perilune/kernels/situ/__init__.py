@@ -34,4 +34,5 @@ SPEC = OpSpec(
         },
     },
     tolerance=EXACT_FP32,
+    traits="perilune.kernels.situ.traits:SPEC",
 )

@@ -31,12 +31,11 @@ def run(
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
     before = {name: value.detach().clone() for name, value in tensors.items()}
     leaves = {name: value for name, value in tensors.items() if value.requires_grad} if grad else {}
-    with nullcontext() if grad else torch.inference_mode():
-        with around or nullcontext():
-            out = op(**inputs)
-            outputs = [out] if isinstance(out, Tensor) else [x for x in out if x is not None]
-            if leaves:
-                _project(outputs).backward()
+    with nullcontext() if grad else torch.inference_mode(), around or nullcontext():
+        out = op(**inputs)
+        outputs = [out] if isinstance(out, Tensor) else [x for x in out if x is not None]
+        if leaves:
+            _project(outputs).backward()
     results = {f"output {i}": x.detach() for i, x in enumerate(outputs)}
     for name, value in tensors.items():
         if name in always or not same_bits(value, before[name]):

@@ -1,0 +1,59 @@
+"""Multi-head latent attention for the property checks."""
+
+from __future__ import annotations
+
+import torch
+
+from perilune.kernels.common.cases import normal
+from perilune.kernels.common.few_tokens import few_tokens
+from perilune.kernels.common.packing import Packing
+from perilune.kernels.registry import Inputs
+from perilune.kernels.traits import Traits
+
+HEADS = 3
+
+
+def _make(
+    generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...], width: int
+) -> Inputs:
+    t = sum(lengths)
+    return {
+        "q_THK": normal(generator, dtype, t, HEADS, width),
+        "k_THK": normal(generator, dtype, t, HEADS, width),
+        "v_THV": normal(generator, dtype, t, HEADS, width // 2),
+        "packing": Packing.of(lengths),
+        "scale": width**-0.5,
+    }
+
+
+def _make_cache(
+    generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...], width: int
+) -> Inputs:
+    return {
+        "q_HC": normal(generator, dtype, HEADS, width),
+        "latent_SC": normal(generator, dtype, sum(lengths), width),
+        "kv_lora_rank": width * 2 // 3,
+        "scale": width**-0.5,
+    }
+
+
+def _cpu_serves(inputs: Inputs) -> bool:
+    return few_tokens(inputs["q_HC"][:1]) and inputs["latent_SC"].is_contiguous()
+
+
+PREFILL = Traits(
+    make=_make,
+    tokens={"q_THK": 0, "k_THK": 0, "v_THV": 0},
+    packing="packing",
+    widths=(10,),
+    full_widths=(192,),
+    scaled=("q_THK", "v_THV"),
+)
+DECODE = Traits(
+    make=_make_cache,
+    token_outputs={},
+    widths=(12,),
+    full_widths=(576,),
+    scaled=("q_HC",),
+    serves={"cpu": _cpu_serves},
+)

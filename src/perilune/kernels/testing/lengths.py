@@ -1,0 +1,62 @@
+"""Lengths from none to far: about every tile and chunk, alone and in every place of a pack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perilune.core.errors import UnsupportedError
+from perilune.kernels.testing.compare import compare, holds, identical
+from perilune.kernels.testing.result import Case, Finding
+from perilune.kernels.testing.slicing import num_sequences, of_sequences, results_of
+from perilune.kernels.testing.subject import Draw, Subject, against_truth
+
+
+def lengths(subject: Subject) -> Iterator[Case]:
+    """One sequence (or that many tokens) of each length, against the truth."""
+    yield subject.case("no token", _nothing)
+    sizes = subject.sizes
+    for length in (*sizes.lengths, sizes.far) if subject.traits.packing else sizes.rows:
+        yield subject.case(f"{length} tokens", _length, length)
+
+
+def packs(subject: Subject) -> Iterator[Case]:
+    """Each length in each position of a pack, against the same sequences alone."""
+    if not subject.traits.packing:
+        return
+    mixed = subject.sizes.mixed
+    for shift in range(len(mixed)):
+        turned = mixed[shift:] + mixed[:shift]
+        yield subject.case(f"lengths {'+'.join(map(str, turned))}", _pack, turned)
+
+
+def _length(subject: Subject, draw: Draw, length: int) -> Iterator[Finding]:
+    grad = length <= subject.sizes.grad_tokens
+    return against_truth(subject, draw, draw(length), grad=grad)
+
+
+def _nothing(subject: Subject, draw: Draw) -> Iterator[Finding]:
+    """No token is refused in a clear error, or gives empty outputs and leaves every state alone."""
+    try:
+        inputs = draw(0)
+        got = subject.run(inputs)
+    except (UnsupportedError, ValueError):
+        yield holds("refused or empty", True)
+        return
+    for index, axis in subject.traits.token_outputs.items():
+        yield holds(f"output {index} empty", got[f"output {index}"].shape[axis] == 0)
+    if not subject.traits.token_outputs:
+        yield holds("refused or empty", False)
+    for name in subject.traits.in_place:
+        yield from identical({name: got[f"after {name}"].cpu()}, {name: inputs[name].detach()})
+
+
+def _pack(subject: Subject, draw: Draw, turned: tuple[int, ...]) -> Iterator[Finding]:
+    traits = subject.traits
+    inputs = draw(*turned)
+    together = subject.run(inputs)
+    for n in range(num_sequences(traits, inputs)):
+        alone = of_sequences(traits, inputs, [n])
+        want = results_of(traits, alone, subject.run(alone), [0])
+        got = results_of(traits, inputs, together, [n])
+        for what, error, bound in compare(got, want, subject.tolerance):
+            yield Finding(f"{what} of sequence {n}", error, bound)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from perilune.cli import kernels as command
+from perilune.cli import kernels
+from perilune.cli import kernels_check as command
 from perilune.cli.main import main
 from perilune.core.errors import UnsupportedError
 from perilune.kernels.norm.reference import rms_norm
@@ -17,8 +18,8 @@ from perilune.kernels.testing import CheckResult, implementation
 
 def run(*argv: str) -> int:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(argv))
+    kernels.add_arguments(parser)
+    return kernels.run(parser.parse_args(argv))
 
 
 def eps_forgotten(x_D, weight_D, eps):
@@ -51,54 +52,62 @@ def test_list_names_every_op_with_signature_and_backends(capsys):
         assert dict(path.split() for path in paths) == declared
 
 
-def test_check_prints_a_line_a_check_and_succeeds(capsys):
-    assert run("check", "router") == 0
+def test_check_counts_by_family_and_succeeds(capsys):
+    assert run("check", "causal_conv", "--tier", "cpu", "--seed", "5") == 0
     out = capsys.readouterr()
-    head, *rows, blank, total = out.out.rstrip("\n").split("\n")
-    assert head.split() == ["op", "case", "backend", "what", "error", "bound"]
-    assert {row.split()[1] for row in rows} == set(spec("router").cases)
-    assert all(row.startswith("router") and row.endswith("ok") for row in rows)
+    head, *rows = out.out.rstrip("\n").split("\n")
+    assert head.split() == ["op", "backend", "family", "checks", "red", "refused"]
+    rows, blank, total, seed = rows[:-3], *rows[-3:]
+    assert {"conformance", "poison", "causality"} <= {row.split()[2] for row in rows}
+    assert all(row.startswith("causal_conv  reference") for row in rows)
     assert blank == ""
-    assert total == f"{len(rows)} checks of 1 op(s), seed 0: 0 red"
+    count = sum(int(row.split()[-3]) for row in rows)
+    assert total == f"{count} checks of 1 op(s), tier cpu: 0 red"
+    assert seed == "seed 5 beside the fixed ones (repeat with --seed 5)"
     assert out.err == ""
 
 
-def test_another_seed_draws_other_inputs(capsys):
+def test_a_seed_repeats_a_run_and_without_one_it_is_drawn(capsys):
     outputs = []
-    for seed in ("0", "0", "7"):
-        assert run("check", "mla_decode", "--seed", seed) == 0
+    for seed in (["--seed", "7"], ["--seed", "7"], [], []):
+        assert run("check", "causal_conv_decode", "--tier", "cpu", "--verbose", *seed) == 0
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1]
-    assert outputs[0].replace("seed 0", "seed 7") != outputs[2]
+    assert len(set(outputs)) == 3
 
 
 def test_a_red_check_is_shown_and_fails(monkeypatch, capsys):
     plant(monkeypatch)
-    assert run("check", "rms_norm") == 1
+    assert run("check", "rms_norm", "--tier", "cpu", "--seed", "3") == 1
     out = capsys.readouterr().out
-    red = [line for line in out.split("\n") if line.endswith("RED")]
-    assert any("as_small_as_eps" in line and "output 0" in line for line in red)
+    red = [line for line in out.split("\n") if line.startswith("RED rms_norm, reference, ")]
+    assert any("conformance, as_small_as_eps: output 0" in line for line in red)
+    assert all("(perilune kernels check rms_norm --seed " in line for line in red)
     assert f"{len(red)} red" in out
 
 
 def test_all_ops_are_checked_by_default(monkeypatch, capsys):
     asked = []
 
-    def one_result(op, seed, backend):
-        asked.append((op.name, seed, backend))
+    def one_result(op, *, seed=None, backend, tier, drawn=None, truths=None):
+        asked.append((op.name, seed, drawn, backend, tier))
         yield CheckResult(op.name, "case", "reference", "output 0", 0.0, 1.0)
 
     monkeypatch.setattr(command, "check", one_result)
-    assert run("check", "--seed", "3") == 0
-    assert {name for name, _, _ in asked} == set(OPS)
-    assert {(seed, backend) for _, seed, backend in asked} == {(3, None)}
+    monkeypatch.setattr(command, "check_properties", one_result)
+    monkeypatch.setattr(command, "use_interpreter", lambda: None)
+    assert run("check", "--seed", "3", "--tier", "cpu") == 0
+    for name in OPS:
+        seeds = [(seed, drawn) for op, seed, drawn, *_ in asked if op == name]
+        assert seeds == [(0, None), (3, None), (None, 3)]
+    assert {row[3:] for row in asked} == {(None, "cpu")}
     assert f"of {len(OPS)} op(s)" in capsys.readouterr().out
 
 
 @pytest.fixture
 def no_accelerator(monkeypatch):
-    monkeypatch.setattr(implementation, "is_here", lambda device: device == "cpu")
-    monkeypatch.setattr(command, "is_here", lambda device: device == "cpu")
+    for module in (implementation, command):
+        monkeypatch.setattr(module, "is_here", lambda device: device == "cpu")
 
 
 @pytest.mark.usefixtures("no_accelerator")
@@ -106,7 +115,7 @@ def test_a_backend_without_its_device_is_said_to_be_unchecked(capsys):
     assert run("check", "experts") == 0
     lines = capsys.readouterr().out.split("\n")
     assert "not checked here: experts on cuda (no cuda device)" in lines
-    assert not any("cuda" in line and line.endswith("ok") for line in lines)
+    assert not any(line.startswith("experts  cuda") for line in lines)
 
 
 @pytest.mark.usefixtures("no_accelerator")
@@ -116,16 +125,17 @@ def test_asking_for_an_absent_device_is_an_error(capsys):
 
 
 def test_one_backend_can_be_asked_for(capsys):
-    assert run("check", "experts", "--backend", "reference") == 0
+    assert run("check", "experts", "--backend", "reference", "--tier", "cpu") == 0
     out = capsys.readouterr().out
-    assert {line.split()[2] for line in out.split("\n")[1:] if line.endswith("ok")} == {"reference"}
+    rows = [line for line in out.split("\n")[1:] if line.startswith("experts")]
+    assert {row.split()[1] for row in rows} == {"reference"}
     assert "not checked" not in out
 
 
 def test_a_bar_shows_on_a_terminal_only(monkeypatch, capsys):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    assert run("check", "situ") == 0
+    assert run("check", "situ", "--tier", "cpu") == 0
     assert "situ" in screen.getvalue()
     assert "RED" not in capsys.readouterr().out
 

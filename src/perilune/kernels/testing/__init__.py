@@ -7,15 +7,21 @@ from perilune.kernels.testing.implementation import (
     Implementation,
     implementations,
     is_here,
+    use_interpreter,
 )
+from perilune.kernels.testing.properties import check_properties
 from perilune.kernels.testing.result import CheckResult
+from perilune.kernels.testing.tiers import TIERS
 
 __all__ = [
     "REFERENCE",
+    "TIERS",
     "CheckResult",
     "Implementation",
     "check",
+    "check_properties",
     "implementations",
     "is_here",
     "relative_error",
+    "use_interpreter",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -57,6 +58,11 @@ def use_interpreter() -> None:
     os.environ[_INTERPRET] = "1"
 
 
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
+
+
 def implementations(
     spec: OpSpec, backend: str | None = None, tier: str | None = None
 ) -> list[Implementation]:
@@ -72,13 +78,14 @@ def implementations(
     if backend == REFERENCE:
         return [reference]
     if backend is not None:
-        if tier == "cpu" and is_triton(spec.backends.get(backend, "")):
+        if tier == "cpu" and has_triton() and is_triton(spec.backends.get(backend, "")):
             return [_interpreted(spec, backend)]
         if not is_here(backend) or (tier == "cpu" and backend != "cpu"):
             raise UnsupportedError(f"no {backend} device here, so its kernels cannot be checked")
         return [_on(spec, backend)]
     if tier == "cpu":
-        triton = [device for device, path in spec.backends.items() if is_triton(path)]
+        own_files = spec.backends.items() if has_triton() else ()
+        triton = [device for device, path in own_files if is_triton(path)]
         own = [_on(spec, "cpu")] if "cpu" in spec.backends else []
         return [reference, *own, *(_interpreted(spec, device) for device in triton)]
     if tier == "gpu":

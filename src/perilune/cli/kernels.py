@@ -1,10 +1,10 @@
-"""`perilune kernels list|check`: the ops, what runs them, and proof that it computes them."""
+"""`perilune kernels`: the ops, what runs them, proof that it computes them, and how fast."""
 
 from __future__ import annotations
 
 import argparse
 
-from perilune.cli import kernels_check
+from perilune.cli import kernels_bench, kernels_check
 from perilune.kernels.registry import OPS, OpSpec, spec
 
 
@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("list", help="every op: signature, reference, backends by device")
     kernels_check.add_arguments(actions)
+    kernels_bench.add_arguments(actions)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -20,7 +21,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UnsupportedError: there is no op of the given name, or no such device here.
     """
-    return {"list": _list, "check": kernels_check.run_check}[args.action](args)
+    measuring = {"bench": kernels_bench.run_bench, "gate": kernels_bench.run_gate}
+    return ({"list": _list, "check": kernels_check.run_check} | measuring)[args.action](args)
 
 
 def _list(args: argparse.Namespace) -> int:

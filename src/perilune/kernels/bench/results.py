@@ -1,0 +1,103 @@
+"""Result files: `{"env": {...}, "rows": [...]}`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from perilune.core.errors import UnsupportedError
+from perilune.kernels.bench.environment import COMPARABLE, require_comparable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One implementation at one size, beside one peer."""
+
+    op: str
+    case: str
+    backend: str
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    floor_ms: float
+    """By the ceilings measured in the same run."""
+    peer: str | None = None
+    peer_median_ms: float | None = None
+    ratio: float | None = None
+    """Peer over ours."""
+    inside: str = ""
+    """What is part of the timed call."""
+    eager_ms: float | None = None
+    """With the launch from Python, where `median_ms` is of a CUDA graph."""
+    error: float | None = None
+    """Relative, of outputs and states against the reference at this size."""
+    peer_error: float | None = None
+    peer_note: str = ""
+    """Why a peer has no time, or how it was called."""
+    marks: list[str] = field(default_factory=list)
+    """What a reader has to know before believing the number."""
+    clocks: dict[str, list[float]] | None = None
+    """Lowest and highest clock, power and temperature seen meanwhile."""
+    commit: str | None = None
+    date: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str | None]:
+        return self.op, self.case, self.backend, self.peer
+
+
+class ResultFile(NamedTuple):
+    env: dict[str, Any]
+    rows: list[Row]
+
+
+def default_path(env: Mapping[str, Any], folder: Path) -> Path:
+    """`kernels_<gpu>_<yyyymm>.json`."""
+    name = re.sub(r"^(NVIDIA|AMD) ", "", env["gpu"])
+    word = "cpu" if name.startswith("CPU") else name.split(" ")[0].lower()
+    return folder / f"kernels_{word}_{env['date'][:7].replace('-', '')}.json"
+
+
+def load(path: Path) -> ResultFile:
+    """Raises:
+    UnsupportedError: not a result file of this format.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        known = {f.name for f in fields(Row)}
+        rows = [Row(**{k: v for k, v in row.items() if k in known}) for row in content["rows"]]
+        env = dict(content["env"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnsupportedError(f"{path} is no result file of kernels bench ({error})") from error
+    return ResultFile(env, rows)
+
+
+def save(path: Path, env: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Writes `rows`; what the file already holds of other ops, cases and peers stays.
+
+    Raises:
+        UnsupportedError: the file was measured on another GPU, driver or Triton.
+    """
+    kept: list[Row] = []
+    if path.exists():
+        stored = load(path)
+        require_comparable(stored.env, env, path)
+        fresh = {(row.op, row.case, row.backend) for row in rows}
+        kept = [row for row in stored.rows if row.key[:3] not in fresh]
+    content = {"env": dict(env), "rows": [asdict(row) for row in [*kept, *rows]]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=1) + "\n"
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def describe(env: Mapping[str, Any]) -> str:
+    """One line: where and with what."""
+    facts = [f"{key} {env[key]}" for key in (*COMPARABLE[1:], "torch") if env.get(key)]
+    peers = [f"{name} {version}" for name, version in env.get("peers", {}).items()]
+    return ", ".join([env["gpu"], *facts, *peers, f"commit {env.get('commit')}", env["date"]])

@@ -1,0 +1,71 @@
+"""Sizes and least work of the short convolution: each token in and out once, windows in and out."""
+
+from __future__ import annotations
+
+import torch
+
+from perilune.kernels.bench.cases import Bench, Case, Make, Work, drawn, num_bytes
+from perilune.kernels.common.packing import Packing
+from perilune.kernels.registry import Inputs
+
+TAPS = 4
+CHANNELS = 3 * 96 * 128
+"""Queries, keys and values of K3 together."""
+
+
+def packed(lengths: tuple[int, ...], channels: int) -> Make:
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+        return {
+            "x_TC": drawn(generator, dtype, sum(lengths), channels),
+            "weight_CW": drawn(generator, torch.float32, channels, TAPS, scale=0.5),
+            "packing": Packing.of(lengths),
+            "window_NWC": drawn(generator, torch.float32, len(lengths), TAPS - 1, channels),
+        }
+
+    return make
+
+
+def one_token_each(sequences: int, channels: int) -> Make:
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+        return {
+            "x_NC": drawn(generator, dtype, sequences, channels),
+            "weight_CW": drawn(generator, torch.float32, channels, TAPS, scale=0.5),
+            "window_NWC": drawn(generator, torch.float32, sequences, TAPS - 1, channels),
+        }
+
+    return make
+
+
+def work(inputs: Inputs, backward: bool) -> Work:
+    """Forward: x, y, windows. Backward: x and dy again, dx, and the windows once more."""
+    x = inputs["x_TC"] if "x_TC" in inputs else inputs["x_NC"]
+    forward = 2 * num_bytes(x) + 2 * num_bytes(inputs["window_NWC"])
+    flops = 2 * TAPS * x.numel()
+    if not backward:
+        return Work(forward, flops)
+    return Work(2 * forward + num_bytes(x), 3 * flops)
+
+
+_GPU = {"device": "cuda", "dtype": torch.bfloat16}
+
+BENCHES = {
+    "causal_conv": Bench(
+        inside="convolution, SiLU, windows in and out",
+        work=work,
+        cases={
+            "T256_C1024": Case(make=packed((256,), 1024)),
+            "T128_C1024_backward": Case(make=packed((128,), 1024), backward=True),
+            "T8192_C36864": Case(make=packed((8192,), CHANNELS), **_GPU),
+            "8x1024_C36864": Case(make=packed((1024,) * 8, CHANNELS), **_GPU),
+            "T8192_C36864_backward": Case(make=packed((8192,), CHANNELS), backward=True, **_GPU),
+        },
+    ),
+    "causal_conv_decode": Bench(
+        inside="convolution, SiLU, window in place",
+        work=work,
+        cases={
+            "N8_C4096": Case(make=one_token_each(8, 4096)),
+            "N32_C36864": Case(make=one_token_each(32, CHANNELS), graph=True, **_GPU),
+        },
+    ),
+}

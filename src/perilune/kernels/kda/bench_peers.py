@@ -1,0 +1,147 @@
+"""How other KDA kernels are called, at their best setting.
+
+fla-core 0.6: `chunk_kda` on its Triton path (a state that is stored K first never goes to FlashKDA)
+and the recurrence of `fused_recurrent_kda`, state in place. FlashKDA: `fwd`, and `fwd_cp` where it
+has one, with states stored V first. All compute gate, L2 norm and beta themselves.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perilune.core.errors import UnsupportedError
+from perilune.kernels.bench.cases import Bound, Peer
+from perilune.kernels.bench.inputs import projection
+from perilune.kernels.common.packing import Packing
+from perilune.kernels.registry import Inputs
+
+
+def _peer(name: str, distribution: str, module: str, function: str) -> Peer:
+    bind = f"{__name__}:{function}"
+    return Peer(name=name, distribution=distribution, module=module, bind=bind)
+
+
+FLA_CHUNK = _peer("fla chunk_kda", "fla-core", "fla", "fla_chunk")
+FLA_KEPT = _peer("fla chunk_kda, nothing recomputed", "fla-core", "fla", "fla_chunk_kept")
+FLA_DECODE = _peer("fla fused_recurrent_kda", "fla-core", "fla", "fla_decode")
+FLASH = _peer("FlashKDA", "flash_kda", "flash_kda", "flash_kda")
+FLASH_SPLIT = _peer("FlashKDA fwd_cp", "flash_kda", "flash_kda", "flash_kda_split")
+
+_IN_KERNEL = {
+    "use_qk_l2norm_in_kernel": True,
+    "use_gate_in_kernel": True,
+    "use_beta_sigmoid_in_kernel": True,
+}
+
+
+def fla_chunk(inputs: Inputs, backward: bool) -> Bound:
+    return _fla_chunk(inputs, backward, kept=False)
+
+
+def fla_chunk_kept(inputs: Inputs, backward: bool) -> Bound:
+    """Keeps every intermediate for the backward pass: more memory, less time."""
+    return _fla_chunk(inputs, backward, kept=True)
+
+
+def _fla_chunk(inputs: Inputs, backward: bool, *, kept: bool) -> Bound:
+    chunk_kda = import_module("fla.ops.kda").chunk_kda
+    lower_bound = inputs["lower_bound"]
+    arguments = (
+        _rows(inputs)
+        | _IN_KERNEL
+        | {
+            "A_log": inputs["A_log_H"],
+            "dt_bias": inputs["dt_bias_HK"].flatten(),
+            "scale": inputs["q_THK"].shape[-1] ** -0.5,
+            "initial_state": inputs["state_NHKV"],
+            "output_final_state": True,
+            "safe_gate": lower_bound is not None,
+            "lower_bound": lower_bound,
+            "disable_recompute": kept,
+        }
+    )
+    if not backward:
+        return Bound(lambda: chunk_kda(**arguments), _unbatched)
+    leaves = [x for x in arguments.values() if isinstance(x, Tensor) and x.requires_grad]
+    grad_outputs: list[Tensor] = []
+
+    def call() -> Any:
+        o_BLHV, state_NHKV = chunk_kda(**arguments)
+        if not grad_outputs:
+            of_o = projection(o_BLHV.detach().flatten(0, 1)).view_as(o_BLHV)
+            grad_outputs.extend([of_o, projection(state_NHKV.detach())])
+        torch.autograd.grad([o_BLHV, state_NHKV], leaves, grad_outputs)
+        return o_BLHV, state_NHKV
+
+    return Bound(call, _unbatched)
+
+
+def _rows(inputs: Inputs) -> dict[str, Any]:
+    """[T, ...] as [B, L, ...] where all are equally long, otherwise as one row with offsets."""
+    packing: Packing = inputs["packing"]
+    b = packing.num_sequences if packing.is_dense else 1
+    names = {"q": "q_THK", "k": "k_THK", "v": "v_THV", "g": "z_THK", "beta": "b_TH"}
+    rows: dict[str, Any] = {
+        name: inputs[ours].view(b, -1, *inputs[ours].shape[1:]) for name, ours in names.items()
+    }
+    if not packing.is_dense:
+        offsets = torch.tensor(packing.cu_seqlens)
+        rows |= {"cu_seqlens": offsets.to(inputs["q_THK"].device)}
+    return rows
+
+
+def _unbatched(out: Any) -> list[Tensor]:
+    o_BLHV, state_NHKV = out
+    return [o_BLHV.flatten(0, 1), state_NHKV]
+
+
+def fla_decode(inputs: Inputs, backward: bool) -> Bound:
+    """One token of N sequences; the recurrence alone, without convolution and norm."""
+    forward = import_module("fla.ops.kda.fused_recurrent").fused_recurrent_kda_fwd
+    names = {"q": "q_NHK", "k": "k_NHK", "v": "v_NHV", "g": "z_NHK", "beta": "b_NH"}
+    arguments = {name: inputs[ours][:, None] for name, ours in names.items()}
+    arguments |= _IN_KERNEL | {
+        "A_log": inputs["A_log_H"],
+        "dt_bias": inputs["dt_bias_HK"].flatten(),
+        "scale": inputs["q_NHK"].shape[-1] ** -0.5,
+        "initial_state": inputs["state_NHKV"],
+        "inplace_final_state": True,
+        "lower_bound": inputs["lower_bound"],
+        "out": torch.empty_like(arguments["v"]),
+    }
+    return Bound(lambda: forward(**arguments), lambda out: [out[0][:, 0]])
+
+
+def flash_kda(inputs: Inputs, backward: bool) -> Bound:
+    return _flash(inputs, "fwd")
+
+
+def flash_kda_split(inputs: Inputs, backward: bool) -> Bound:
+    """Splits long sequences over the card."""
+    return _flash(inputs, "fwd_cp")
+
+
+def _flash(inputs: Inputs, function: str) -> Bound:
+    module = import_module("flash_kda")
+    if not hasattr(module, function):
+        raise UnsupportedError(f"this version has no {function}")
+    run = getattr(module, function)
+    arguments = _rows(inputs) | {
+        "A_log": inputs["A_log_H"],
+        "dt_bias": inputs["dt_bias_HK"],
+        "scale": inputs["q_THK"].shape[-1] ** -0.5,
+        "lower_bound": inputs["lower_bound"],
+        "initial_state": inputs["state_NHKV"].mT.contiguous(),
+    }
+    out = torch.empty_like(arguments["v"])
+    final = torch.empty_like(arguments["initial_state"])
+
+    def call() -> Any:
+        run(**arguments, out=out, final_state=final)
+        return out, final.mT
+
+    return Bound(call, _unbatched)

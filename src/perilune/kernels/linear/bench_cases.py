@@ -1,0 +1,35 @@
+"""Sizes and least work of the product: weight, tokens and result once."""
+
+from __future__ import annotations
+
+import torch
+
+from perilune.kernels.bench.cases import Bench, Case, Make, Work, drawn, num_bytes
+from perilune.kernels.registry import Inputs
+
+
+def product(tokens: int, width: int, outputs: int) -> Make:
+    """The weight is held as bf16, whatever the tokens are."""
+
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+        return {
+            "x_TI": drawn(generator, dtype, tokens, width),
+            "weight_OI": drawn(generator, torch.float32, outputs, width).bfloat16(),
+        }
+
+    return make
+
+
+def work(inputs: Inputs, backward: bool) -> Work:
+    x_TI, weight_OI = inputs["x_TI"], inputs["weight_OI"]
+    (t, i), o = x_TI.shape, weight_OI.shape[0]
+    return Work(num_bytes(x_TI, weight_OI) + t * o * x_TI.element_size(), 2 * t * i * o)
+
+
+BENCHES = {
+    "linear": Bench(
+        inside="the product with a weight of bf16",
+        work=work,
+        cases={"T1_1024x1024_bf16": Case(make=product(1, 1024, 1024))},
+    ),
+}

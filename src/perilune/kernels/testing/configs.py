@@ -10,14 +10,13 @@ from typing import Any
 from perilune.kernels.testing.compare import compare
 from perilune.kernels.testing.conformance import with_inference
 from perilune.kernels.testing.result import Case, Finding
-from perilune.kernels.testing.run import placed, run
 from perilune.kernels.testing.subject import Draw, Subject
 
 
 def configs(subject: Subject) -> Iterator[Case]:
     """A backend's module may have CONFIGS, keyword settings that its op takes beside its inputs."""
     module = import_module(subject.implementation.path.partition(":")[0])
-    lengths = subject.sizes.mixed if subject.traits.packing else (subject.sizes.few,)
+    lengths = subject.shapes[-1]
     for config in getattr(module, "CONFIGS", ()):
         settings = " ".join(f"{name}={value}" for name, value in config.items())
         yield subject.case(settings, _config, lengths, config)
@@ -27,9 +26,9 @@ def _config(
     subject: Subject, draw: Draw, lengths: tuple[int, ...], config: Mapping[str, Any]
 ) -> Iterator[Finding]:
     inputs = draw(*lengths)
-    op, always = partial(subject.op, **config), subject.traits.in_place
-    got = run(op, placed(inputs, subject.device, grad=True), grad=True, always=always)
-    inferred = run(op, placed(inputs, subject.device, grad=False), grad=False, always=always)
+    op = partial(subject.op, **config)
+    got = subject.run_on(subject.placed(inputs, grad=True), grad=True, op=op)
+    inferred = subject.run_on(subject.placed(inputs, grad=False), op=op)
     got |= {f"inference {what}": x for what, x in inferred.items()}
     want = with_inference(draw.truth(inputs, grad=True))
     return compare(got, want, subject.tolerance)

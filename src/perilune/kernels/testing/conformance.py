@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
 from perilune.kernels.registry import Inputs, OpSpec, load_attr
 from perilune.kernels.testing.compare import Results, compare
-from perilune.kernels.testing.implementation import implementations
+from perilune.kernels.testing.implementation import Implementation, implementations
 from perilune.kernels.testing.result import CheckResult
 from perilune.kernels.testing.run import as_double, placed, run
 
@@ -33,7 +32,7 @@ def check(
             inputs = make(generator, dtype)
             want = with_inference(run(load_attr(spec.oracle), as_double(inputs), grad=True))
             for each in serving:
-                got = run_both_ways(load_attr(each.path), inputs, each.device)
+                got = run_both_ways(each, inputs)
                 for found in compare(got, want, each.tolerance[dtype]):
                     yield CheckResult(spec.name, name, each.label(dtype), *found, seed=seed)
 
@@ -44,7 +43,11 @@ def with_inference(want: Results) -> Results:
     return want | {f"inference {what}": x for what, x in forward.items()}
 
 
-def run_both_ways(op: Callable[..., Any], inputs: Inputs, device: str) -> Results:
-    results = run(op, placed(inputs, device, grad=True), grad=True)
-    inferred = run(op, placed(inputs, device, grad=False), grad=False)
-    return results | {f"inference {what}": x for what, x in inferred.items()}
+def run_both_ways(each: Implementation, inputs: Inputs) -> Results:
+    """With gradients, and as in inference."""
+    op, results = load_attr(each.path), {}
+    for grad, prefix in ((True, ""), (False, "inference ")):
+        copies = placed(inputs, each.device, grad=grad, guarded=each.interpreted)
+        found = run(op, copies, grad=grad, guarded=each.interpreted)
+        results |= {f"{prefix}{what}": x for what, x in found.items()}
+    return results

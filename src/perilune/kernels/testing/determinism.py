@@ -9,7 +9,6 @@ from torch import Tensor
 
 from perilune.kernels.testing.compare import compare, identical
 from perilune.kernels.testing.result import Case, Finding
-from perilune.kernels.testing.run import placed
 from perilune.kernels.testing.slicing import of_sequences, results_of
 from perilune.kernels.testing.subject import Draw, Subject
 
@@ -17,7 +16,7 @@ from perilune.kernels.testing.subject import Draw, Subject
 def determinism(subject: Subject) -> Iterator[Case]:
     for lengths in subject.shapes:
         tail = f", lengths {'+'.join(map(str, lengths))}"
-        for grad in (False, True):
+        for grad in subject.modes:
             how = " with gradients" if grad else ""
             yield subject.case(f"twice{how}{tail}", _twice, lengths, grad)
         yield subject.case(f"new values in the same memory{tail}", _reused, lengths)
@@ -41,7 +40,7 @@ def _reused(subject: Subject, draw: Draw, lengths: tuple[int, ...]) -> Iterator[
     old, new = draw(*lengths), draw(*lengths)
     want = subject.run(new)
     with torch.inference_mode():
-        buffers = placed(old, subject.device, grad=False)
+        buffers = subject.placed(old, grad=False)
         subject.run_on(buffers)
         for name, value in new.items():
             if isinstance(value, Tensor):

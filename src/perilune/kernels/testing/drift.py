@@ -9,7 +9,7 @@ from torch import Tensor
 from perilune.kernels.registry import load_attr
 from perilune.kernels.testing.compare import Results, compare
 from perilune.kernels.testing.result import Case, Finding
-from perilune.kernels.testing.run import as_double, placed, run
+from perilune.kernels.testing.run import as_double, run
 from perilune.kernels.testing.subject import Draw, Subject
 
 
@@ -24,12 +24,12 @@ def _steps(subject: Subject, draw: Draw, steps: int) -> Iterator[Finding]:
     traits = subject.traits
     first = draw(2)
     weights = {name: x for name, x in first.items() if name not in traits.tokens}
-    state = placed({name: first[name] for name in traits.in_place}, subject.device, grad=False)
+    state = subject.placed({name: first[name] for name in traits.in_place}, grad=False)
     truth = as_double({name: first[name].detach() for name in traits.in_place})
     oracle = load_attr(subject.spec.oracle)
     for step in range(1, steps + 1):
         tokens = {name: x for name, x in draw(2).items() if name in traits.tokens}
-        inputs = placed(weights | tokens, subject.device, grad=False)
+        inputs = subject.placed(weights | tokens, grad=False)
         got = subject.run_on(inputs | state)
         wide = as_double({name: _plain(x) for name, x in (weights | tokens).items()})
         want = run(oracle, wide | truth, grad=False, always=traits.in_place)

@@ -11,7 +11,6 @@ from torch import Tensor
 from perilune.kernels.registry import Inputs
 from perilune.kernels.testing.compare import Results, identical
 from perilune.kernels.testing.result import Case, Finding
-from perilune.kernels.testing.run import placed
 from perilune.kernels.testing.subject import Draw, Subject
 
 
@@ -19,14 +18,14 @@ def graphs(subject: Subject) -> Iterator[Case]:
     """Of backends that declare it, on their device."""
     declared = subject.implementation.backend in subject.traits.graphs
     if declared and subject.device == "cuda":
-        lengths = subject.sizes.mixed if subject.traits.packing else (subject.sizes.few,)
+        lengths = subject.shapes[-1]
         yield subject.case("replayed with other values and indices", _replayed, lengths)
 
 
 def _replayed(subject: Subject, draw: Draw, lengths: tuple[int, ...]) -> Iterator[Finding]:
     old, new, newer = draw(*lengths), draw(*lengths), draw(*lengths)
     with torch.inference_mode():
-        buffers = placed(old, subject.device, grad=False)
+        buffers = subject.placed(old, grad=False)
         graph, out = _captured(subject, buffers)
         for values in (new, newer):
             want = subject.run(values)

@@ -23,14 +23,14 @@ def pool(subject: Subject) -> Iterator[Case]:
 
 
 def _isolated(subject: Subject, draw: Draw) -> Iterator[Finding]:
-    inputs = draw(subject.sizes.few)
+    inputs = draw(*subject.shapes[-1])
     return _others_stay(subject, inputs, subject.run(inputs))
 
 
 def _moved(subject: Subject, draw: Draw) -> Iterator[Finding]:
     """The same states in other slots give the same outputs and states."""
     traits = subject.traits
-    inputs = draw(subject.sizes.few)
+    inputs = draw(*subject.shapes[-1])
     slots = inputs[traits.slots]
     size = inputs[traits.in_place[0]].shape[0]
     place = torch.randperm(size, generator=draw.generator)
@@ -46,7 +46,7 @@ def _moved(subject: Subject, draw: Draw) -> Iterator[Finding]:
 def _inert(subject: Subject, draw: Draw) -> Iterator[Finding]:
     """Rows of padding, full of NaN, among the others: nothing else notices."""
     traits = subject.traits
-    inputs = draw(subject.sizes.few)
+    inputs = draw(*subject.shapes[-1])
     total = len(inputs[traits.slots])
     order = [0, *range(total), total - 1]
     padded = of_sequences(traits, inputs, order)

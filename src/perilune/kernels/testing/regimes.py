@@ -31,7 +31,7 @@ def regimes(subject: Subject) -> Iterator[Case]:
 def _seeds(subject: Subject, index: int) -> tuple[int, ...]:
     """Every seed for the first change; after it the drawn one, and a fixed one in turn."""
     *fixed, drawn = subject.seeds
-    if not subject.sizes.every_seed:
+    if not subject.sizes.thorough:
         return (subject.seeds[index % len(subject.seeds)],)
     return subject.seeds if index == 0 else (fixed[index % len(fixed)], drawn)
 

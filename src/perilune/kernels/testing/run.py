@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import Inputs
 from perilune.kernels.testing.compare import Results, same_bits
+from perilune.kernels.testing.memory import NewMemory, banded
 
 
 def run(
@@ -21,9 +23,13 @@ def run(
     *,
     grad: bool,
     always: tuple[str, ...] = (),
+    guarded: bool = False,
     around: AbstractContextManager[Any] | None = None,
 ) -> Results:
     """What `op` makes of `inputs`, which it gets as they are; `around` holds while it runs.
+
+    With `guarded`, what it allocates stands between bands, as do `placed` inputs: a write out of
+    bounds must not hit this process's own memory.
 
     With `grad`, also the gradients of a random projection of its outputs; without, it runs as in
     inference. Inputs named in `always` are reported even if they did not change.
@@ -31,7 +37,9 @@ def run(
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
     before = {name: value.detach().clone() for name, value in tensors.items()}
     leaves = {name: value for name, value in tensors.items() if value.requires_grad} if grad else {}
-    with nullcontext() if grad else torch.inference_mode(), around or nullcontext():
+    if around is None:
+        around = NewMemory(poisoned=False) if guarded else nullcontext()
+    with nullcontext() if grad else torch.inference_mode(), around, _quiet(guarded):
         out = op(**inputs)
         outputs = [out] if isinstance(out, Tensor) else [x for x in out if x is not None]
         if leaves:
@@ -44,14 +52,25 @@ def run(
     return results | {what: grad for what, grad in grads.items() if grad is not None}
 
 
-def placed(inputs: Inputs, device: str, *, grad: bool) -> Inputs:
+@contextmanager
+def _quiet(guarded: bool) -> Iterator[None]:
+    """Triton's interpreter is numpy, which warns of infinities that a kernel masks afterwards."""
+    with warnings.catch_warnings():
+        if guarded:
+            warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+def placed(inputs: Inputs, device: str, *, grad: bool, guarded: bool = False) -> Inputs:
     """Fresh copies on `device`; leaves that ask for a gradient only with `grad`."""
-    return {name: _placed(value, device, grad) for name, value in inputs.items()}
+    return {name: _placed(value, device, grad, guarded) for name, value in inputs.items()}
 
 
-def _placed(value: Any, device: str, grad: bool) -> Any:
+def _placed(value: Any, device: str, grad: bool, guarded: bool) -> Any:
     if isinstance(value, Tensor):
         copied = value.detach().to(device, copy=True)
+        if guarded:
+            copied = banded(copied, 0)[1].copy_(copied)
         return copied.requires_grad_(grad and value.requires_grad)
     if isinstance(value, Packing) and value.segment_BL is not None:
         return replace(value, segment_BL=value.segment_BL.to(device))

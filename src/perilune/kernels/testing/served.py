@@ -48,7 +48,7 @@ def served(subject: Subject) -> Iterator[Case]:
     if subject.implementation.path == subject.spec.reference:
         return
     for lengths in subject.shapes:
-        for grad in (False, True):
+        for grad in subject.modes:
             how = "with gradients" if grad else "in inference"
             case = f"{how}, lengths {'+'.join(map(str, lengths))}"
             yield subject.case(case, _as_declared, lengths, grad)

@@ -11,21 +11,21 @@ from torch import Tensor
 
 from perilune.kernels.testing.compare import holds, same_bits
 from perilune.kernels.testing.result import Case, Finding
-from perilune.kernels.testing.run import placed
 from perilune.kernels.testing.subject import Draw, Subject
 
 
 def side_effects(subject: Subject) -> Iterator[Case]:
     for lengths in subject.shapes:
         tail = f"lengths {'+'.join(map(str, lengths))}"
-        yield subject.case(f"in inference, {tail}", _nothing_left, lengths, False)
-        yield subject.case(f"with gradients, {tail}", _nothing_left, lengths, True)
+        for grad in subject.modes:
+            how = "with gradients" if grad else "in inference"
+            yield subject.case(f"{how}, {tail}", _nothing_left, lengths, grad)
 
 
 def _nothing_left(
     subject: Subject, draw: Draw, lengths: tuple[int, ...], grad: bool
 ) -> Iterator[Finding]:
-    inputs = placed(draw(*lengths), subject.device, grad=grad)
+    inputs = subject.placed(draw(*lengths), grad=grad)
     before = {
         name: value.detach().clone() for name, value in inputs.items() if isinstance(value, Tensor)
     }
@@ -33,8 +33,9 @@ def _nothing_left(
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         subject.run_on(inputs, grad=grad)
+    now = global_state()
     for name, was in settings.items():
-        yield holds(f"{name} unchanged", global_state()[name] == was)
+        yield holds(f"{name} unchanged", now[name] == was)
     yield holds("no warning", not warned)
     for name, was in before.items():
         if name not in subject.traits.in_place:

@@ -10,7 +10,7 @@ from perilune.kernels.registry import Inputs, load_attr, spec
 from perilune.kernels.testing.compare import Results, compare
 from perilune.kernels.testing.implementation import is_triton
 from perilune.kernels.testing.result import Case, Finding
-from perilune.kernels.testing.run import placed, run
+from perilune.kernels.testing.run import run
 from perilune.kernels.testing.slicing import of_tokens
 from perilune.kernels.testing.subject import Draw, Subject, against_truth
 
@@ -71,12 +71,14 @@ def _token_by_token(subject: Subject, draw: Draw) -> Iterator[Finding]:
     inputs = draw(length)
     whole = subject.run(inputs)
     decode, in_place = _decoder(subject)
-    state = {name: inputs[name].detach().to(subject.device) for name in traits.state_outputs}
+    guarded = subject.implementation.interpreted
+    first = {name: inputs[name] for name in traits.state_outputs}
+    state = subject.placed(first, grad=False)
     outputs = []
     for t in range(length):
-        token = placed(of_tokens(traits, inputs, t, t + 1), subject.device, grad=False)
+        token = subject.placed(of_tokens(traits, inputs, t, t + 1), grad=False)
         step = traits.one_token.convert(token | state)
-        results = run(decode, step, grad=False, always=in_place)
+        results = run(decode, step, grad=False, always=in_place, guarded=guarded)
         after = [results[f"after {name}"] for name in in_place]
         state = dict(zip(traits.state_outputs, after, strict=True))
         outputs.append({"output 0": results["output 0"]})

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.testing.compare import compare, holds, same_bits
-from perilune.kernels.testing.poison import each_tensor
+from perilune.kernels.testing.memory import each_tensor
 from perilune.kernels.testing.result import Case, Finding
-from perilune.kernels.testing.run import placed
 from perilune.kernels.testing.subject import Draw, Subject
 
 Layout = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -47,13 +46,15 @@ LAYOUTS: tuple[Layout, ...] = (padded_rows, every_other_slice, transposed, last_
 
 
 def strides(subject: Subject) -> Iterator[Case]:
-    lengths = subject.sizes.mixed if subject.traits.packing else (subject.sizes.few,)
+    lengths = subject.shapes[-1]
     for layout in LAYOUTS:
         name = layout.__name__.replace("_", " ")
-        for operand in _operands(subject, lengths):
+        alone = subject.sizes.thorough or layout is padded_rows
+        for operand in _operands(subject, lengths) if alone else ():
             yield subject.case(f"{name} of {operand}", relaid, lengths, layout, (operand,), False)
-        yield subject.case(f"{name} of all", relaid, lengths, layout, None, False)
-        yield subject.case(f"{name} of all with gradients", relaid, lengths, layout, None, True)
+        for grad in subject.modes:
+            how = " with gradients" if grad else ""
+            yield subject.case(f"{name} of all{how}", relaid, lengths, layout, None, grad)
 
 
 def relaid(
@@ -77,7 +78,7 @@ def relaid(
         kept.append((name, buffer.clone(), view))
         return view.detach().requires_grad_(x.requires_grad)
 
-    moved = each_tensor(placed(inputs, subject.device, grad=grad), relay)
+    moved = each_tensor(subject.placed(inputs, grad=grad), relay)
     yield from compare(subject.run_on(moved, grad=grad), plain, subject.tolerance)
     for name, before, view in kept:
         yield holds(f"nothing between the rows of {name} changed", _gaps_hold(before, view))

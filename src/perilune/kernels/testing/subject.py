@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -48,8 +48,16 @@ class Subject:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Lengths to draw: a pack or, without a packing, more and fewer tokens than loops serve."""
-        return (self.sizes.mixed,) if self.traits.packing else ((17,), (self.sizes.few,))
+        """Lengths to draw: a pack or, without a packing, numbers of tokens."""
+        alone = tuple((count,) for count in self.sizes.rows_drawn)
+        return (self.sizes.mixed,) if self.traits.packing else alone
+
+    @cached_property
+    def modes(self) -> tuple[bool, ...]:
+        """As in inference and, where an input asks for one, with gradients."""
+        probe = self.traits.make(torch.Generator(), self.dtype, self.shapes[0], self.width)
+        tensors = [value for value in probe.values() if isinstance(value, torch.Tensor)]
+        return (False, True) if any(x.requires_grad for x in tensors) else (False,)
 
     def case(
         self,
@@ -70,7 +78,12 @@ class Subject:
         around: AbstractContextManager[Any] | None = None,
     ) -> Results:
         """The implementation on copies of `inputs`."""
-        return self.run_on(placed(inputs, self.device, grad=grad), grad=grad, around=around)
+        return self.run_on(self.placed(inputs, grad=grad), grad=grad, around=around)
+
+    def placed(self, inputs: Inputs, *, grad: bool) -> Inputs:
+        """Copies of `inputs` where the implementation runs."""
+        guarded = self.implementation.interpreted
+        return placed(inputs, self.device, grad=grad, guarded=guarded)
 
     def run_on(
         self,
@@ -78,9 +91,17 @@ class Subject:
         *,
         grad: bool = False,
         around: AbstractContextManager[Any] | None = None,
+        op: Callable[..., Any] | None = None,
     ) -> Results:
-        """The implementation on `inputs` themselves, wherever and however they lie."""
-        return run(self.op, inputs, grad=grad, always=self.traits.in_place, around=around)
+        """The implementation (or `op` in its place) on `inputs` themselves, however they lie."""
+        return run(
+            op or self.op,
+            inputs,
+            grad=grad,
+            always=self.traits.in_place,
+            guarded=self.implementation.interpreted,
+            around=around,
+        )
 
 
 class Draw:
@@ -127,6 +148,7 @@ def num_tokens(traits: Traits, inputs: Inputs) -> int:
 
 def against_truth(subject: Subject, draw: Draw, inputs: Inputs, *, grad: bool) -> Iterator[Finding]:
     """Outputs and states as in inference and, with `grad`, a second time with gradients."""
+    grad = grad and True in subject.modes
     want, got = draw.truth(inputs, grad=grad), {}
     if grad:
         got = subject.run(inputs, grad=True)

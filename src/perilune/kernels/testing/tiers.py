@@ -29,13 +29,13 @@ class Sizes:
     """Up to here gradients are compared, too."""
     mixed: tuple[int, ...]
     """Lengths of a pack."""
-    few: int = 5
-    """Tokens that a loop for few tokens serves."""
+    rows_drawn: tuple[int, ...] = (17, 5)
+    """Where no token sees another one: more, and fewer, tokens than loops for few tokens serve."""
     drift_steps: int
     batches: tuple[int, ...]
     """In which a row has to be what it is alone."""
-    every_seed: bool
-    """Each regime with each seed, or with one of them in turn."""
+    thorough: bool
+    """Each regime with several seeds, each operand in each layout; else a selection in turn."""
     full_width: bool = False
 
 
@@ -48,19 +48,19 @@ SMALL = Sizes(
     mixed=(33, 1, 17, 2),
     drift_steps=128,
     batches=(2, 7, 8, 64, 256),
-    every_seed=True,
+    thorough=True,
 )
 INTERPRETED = Sizes(
     lengths=(1, 2, 15, 16, 17, 33),
     far=65,
-    rows=(1, 2, 9, 17),
+    rows=(1, 2, 5),
     oracle_tokens=129,
     grad_tokens=17,
-    mixed=(17, 1, 2),
-    few=3,
-    drift_steps=16,
-    batches=(2, 9),
-    every_seed=False,
+    mixed=(17, 1, 3),
+    rows_drawn=(4,),
+    drift_steps=8,
+    batches=(2, 5),
+    thorough=False,
 )
 FULL = Sizes(
     lengths=(1, 2, *_AROUND_TILES, 500, 1000, 1536),
@@ -71,7 +71,7 @@ FULL = Sizes(
     mixed=(129, 1, 300, 2, 64),
     drift_steps=512,
     batches=(2, 7, 8, 64, 256),
-    every_seed=True,
+    thorough=True,
     full_width=True,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -35,7 +36,7 @@ def add_arguments(actions: Any) -> None:
     measuring.add_argument("op", nargs="?", metavar="OP", help="one op (default: all)")
     measuring.add_argument("--case", metavar="NAME", help="only this case")
     measuring.add_argument("--backend", metavar="B", help="reference, or the device's own backend")
-    measuring.add_argument("--seconds", type=float, default=2.0, metavar="S", help="a case (2)")
+    measuring.add_argument("--seconds", type=_seconds, default=2.0, metavar="S", help="a case (2)")
     measuring.add_argument("--commit", metavar="ID", help="of the source, outside a repository")
     measuring.add_argument(
         "--save",
@@ -51,7 +52,19 @@ def add_arguments(actions: Any) -> None:
     gate = actions.add_parser("gate", help="compare with stored medians; fails on a regression")
     gate.add_argument("op", nargs="?", metavar="OP", help="one op (default: all in the file)")
     gate.add_argument("--against", type=Path, required=True, metavar="FILE", help="a result file")
-    gate.add_argument("--seconds", type=float, default=2.0, metavar="S", help="a run of a case (2)")
+    gate.add_argument(
+        "--seconds", type=_seconds, default=2.0, metavar="S", help="a run of a case (2)"
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text!r}")
+    return seconds
 
 
 def run_bench(args: argparse.Namespace) -> int:

@@ -1,0 +1,123 @@
+"""Declared benchmarks: every op has one, its least work is what the formulas say."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from perilune.core.errors import UnsupportedError
+from perilune.kernels.bench.cases import bench, drawn
+from perilune.kernels.bench.inputs import Copies, tensors
+from perilune.kernels.kda.bench_cases import one_token_each, prefill_work, sequences
+from perilune.kernels.registry import OPS, load_attr, spec
+
+COPY_RATE = 4269e9
+"""Of an H200, read and write."""
+
+
+def small(op):
+    return {name: case for name, case in bench(op).cases.items() if case.device == "cpu"}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_has_a_case_for_a_cpu_that_its_reference_accepts(op):
+    assert small(op)
+    for case in small(op).values():
+        inputs = case.make(torch.Generator().manual_seed(0), case.dtype)
+        inspect.signature(load_attr(spec(op).reference)).bind(**inputs)
+        least = bench(op).work(inputs, case.backward)
+        assert least.bytes > 0
+        assert least.flops > 0
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_big_cases_are_accepted_too(op):
+    big = [case for case in bench(op).cases.values() if case.device == "cuda"]
+    for case in big:
+        with FakeTensorMode():
+            inputs = case.make(torch.Generator(), case.dtype)
+            inspect.signature(load_attr(spec(op).reference)).bind(**inputs)
+        dtypes = {x.dtype for x in tensors(inputs).values()}
+        assert case.dtype in dtypes
+
+
+def of_kda(op, case):
+    declared = bench(op)
+    with FakeTensorMode():
+        inputs = declared.cases[case].make(torch.Generator(), torch.bfloat16)
+        return declared.work(inputs, declared.cases[case].backward), inputs
+
+
+@pytest.mark.parametrize(
+    ("case", "floor_ms", "states"),
+    [("T8192_H96", 0.236, 1), ("8x1024_H96", 0.236, 8), ("T65536_H96", 1.889, 1)],
+)
+def test_prefill_floors_are_those_of_the_table(case, floor_ms, states):
+    least, _ = of_kda("kda_chunk", case)
+    without_states = least.bytes - 2 * states * 96 * 128 * 128 * 4
+    assert 1e3 * without_states / COPY_RATE == pytest.approx(floor_ms, rel=2e-3)
+
+
+def test_prefill_flops_are_those_of_the_paper():
+    least, _ = of_kda("kda_chunk", "T8192_H96")
+    assert 1e3 * least.flops / 790e12 == pytest.approx(0.104, rel=5e-3)
+
+
+@pytest.mark.parametrize(("case", "floor_ms"), [("N256_H96", 0.784), ("N32_H96", 0.098)])
+def test_floors_of_a_decoded_step_are_those_of_the_table(case, floor_ms):
+    least, inputs = of_kda("kda_step", case)
+    # The table holds the windows in bf16; they are fp32 here.
+    as_bf16 = least.bytes - inputs["window_SWC"].numel() * 2 * 2
+    assert 1e3 * as_bf16 / 4.3e12 == pytest.approx(floor_ms, rel=5e-3)
+
+
+def test_training_reads_and_writes_more_than_a_forward_pass():
+    with FakeTensorMode():
+        inputs = sequences((64,), 2)(torch.Generator(), torch.bfloat16)
+    forward, both = prefill_work(inputs, False), prefill_work(inputs, True)
+    assert both.bytes > 2 * forward.bytes
+    assert both.flops == 3 * forward.flops
+
+
+def test_an_op_without_a_benchmark_is_named():
+    with pytest.raises(UnsupportedError, match="unknown op 'kda_chunks'"):
+        bench("kda_chunks")
+
+
+def test_new_values_stand_in_the_same_memory_and_indices_stay_valid():
+    case = bench("experts").cases["T4_E16_R2"]
+    copies = Copies(case, torch.device("cpu"))
+    copies.rotate_beyond(0)
+    assert len(copies.copies) == 3
+    inputs = copies.copies[0]
+    before = {name: (x.data_ptr(), x._version, x.clone()) for name, x in tensors(inputs).items()}
+    copies.refresh()
+    for name, (pointer, version, old) in before.items():
+        x = inputs[name]
+        assert (x.data_ptr(), x._version) == (pointer, version)
+        assert not torch.equal(x, old)
+        assert torch.equal(x.flatten().sort().values, old.flatten().sort().values)
+    assert inputs["expert_TR"].max() < 16
+
+
+def test_copies_differ_and_together_exceed_what_is_asked():
+    copies = Copies(bench("situ").cases["T8_I16384"], torch.device("cpu"))
+    copies.rotate_beyond(5 << 20)
+    first, second = (copies.copies[i]["gate_up_2I"] for i in (0, 1))
+    assert not torch.equal(first, second)
+    assert copies.bytes_each * len(copies.copies) >= 5 << 20
+
+
+def test_draws_are_scaled():
+    x = drawn(torch.Generator().manual_seed(0), torch.float32, 4000, scale=3.0)
+    assert float(x.std()) == pytest.approx(3, rel=0.05)
+
+
+def test_one_token_each_has_no_packing():
+    inputs = one_token_each(2, 3, 4)(torch.Generator(), torch.float32)
+    assert "packing" not in inputs
+    assert inputs["q_NHK"].shape == (2, 3, 4)
+    assert inputs["state_NHKV"].shape == (2, 3, 4, 4)

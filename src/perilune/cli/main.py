@@ -7,8 +7,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
+import perilune
 from perilune import __version__
 from perilune.core.errors import PeriluneError
 
@@ -24,7 +26,7 @@ COMMANDS = {
     "generate": Command("perilune.cli.generate", "answer one prompt"),
     "chat": Command("perilune.cli.chat", "talk to a model in the terminal"),
     "model": Command("perilune.cli.model", "describe, verify or convert a checkpoint"),
-    "kernels": Command("perilune.cli.kernels", "list the ops and check their backends"),
+    "kernels": Command("perilune.cli.kernels", "list the ops, check and time their backends"),
     "train": Command("perilune.cli.train", "train a model by a recipe"),
 }
 
@@ -41,14 +43,22 @@ FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Tells a usage error in one line."""
+    """Tells a usage error in one line that names the help of the innermost command."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"perilune: error: {message} (see {self.prog} --help)\n")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        # argparse hands what a subcommand does not know up to the outermost parser, whose help
+        # does not tell it either.
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C."""
+    """The exit status: 0, 1 for a failure, 2 for wrong usage, 128 + N after signal N (Ctrl-C: 130)."""
     argv = sys.argv[1:] if argv is None else argv
     parser = _parser_for(argv[0] if argv else None)
     if not argv:
@@ -63,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = EXTRAS.get(error.name or "")
         if extra is None:
             raise
-        return _fail(f"{argv[0]} needs {error.name}: pip install 'perilune[{extra}]'")
+        return _fail(f"{argv[0]} needs {error.name}: {_installation(extra)}")
     except BrokenPipeError:
         # The reader has enough. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -72,6 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _installation(extra: str) -> str:
+    """The command that installs `extra`: for this checkout, or else for the published package."""
+    checkout = Path(perilune.__file__).parents[2]
+    if all((checkout / name).is_file() for name in ("pyproject.toml", "constraints.txt")):
+        return f".venv/bin/pip install -c constraints.txt -e '.[{extra}]'"
+    return f"pip install 'perilune[{extra}]'"
 
 
 def _parser_for(command: str | None) -> argparse.ArgumentParser:

@@ -99,17 +99,52 @@ def test_a_failure_is_one_line_and_exit_1(capsys, argv, says):
         (FileNotFoundError(2, "No such file", "/x"), 1, "perilune: error: /x: No such file\n"),
         (OSError("odd"), 1, "perilune: error: odd\n"),
         (KeyboardInterrupt(), 130, ""),
-        (
-            ModuleNotFoundError("no torch", name="torch"),
-            1,
-            "perilune: error: x needs torch: pip install 'perilune[engine]'\n",
-        ),
     ],
 )
 def test_errors_become_exit_codes(capsys, command, error, code, err):
     command(raising(error))
     assert main(["x"]) == code
     assert capsys.readouterr().err == err
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (("pyproject.toml", "constraints.txt"), "-c constraints.txt -e '.[train]'"),
+        ((), "x needs matplotlib: pip install 'perilune[train]'"),
+    ],
+    ids=["checkout", "package"],
+)
+def test_a_missing_extra_names_the_command_that_brings_it(
+    tmp_path, monkeypatch, capsys, command, files, says
+):
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(entry.perilune, "__file__", str(tmp_path / "src/perilune/__init__.py"))
+    command(raising(ModuleNotFoundError("no matplotlib", name="matplotlib")))
+    assert main(["x"]) == 1
+    err = capsys.readouterr().err
+    assert err.endswith(f"{says}\n")
+    assert (".venv/bin/pip install" in err) == bool(files)
+
+
+@pytest.mark.parametrize(
+    ("argv", "prog"),
+    [
+        (["chat", "--unknown"], "perilune chat"),
+        (["train", "nano-toy", "--steps", "3", "extra"], "perilune train"),
+        (["kernels", "check", "--unknown"], "perilune kernels check"),
+        (["--unknown", "chat"], "perilune"),
+    ],
+)
+def test_an_unknown_argument_names_the_help_that_lists_the_known_ones(capsys, argv, prog):
+    with pytest.raises(SystemExit) as exit_info:
+        main(argv)
+    assert exit_info.value.code == 2
+    problem, _, advice = capsys.readouterr().err.partition(" (see ")
+    unknown = next(arg for arg in argv if arg in ("--unknown", "extra"))
+    assert problem == f"perilune: error: unrecognized arguments: {unknown}"
+    assert advice == f"{prog} --help)\n"
 
 
 def test_a_bug_is_not_hidden(command):

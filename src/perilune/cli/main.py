@@ -58,7 +58,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C, 143 after SIGTERM."""
+    """The exit status: 0; 1 failed, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM."""
     argv = sys.argv[1:] if argv is None else argv
     parser = _parser_for(argv[0] if argv else None)
     if not argv:

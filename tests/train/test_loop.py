@@ -44,7 +44,7 @@ def assert_same_run(one, two):
     states = [load_file(folder / checkpoint.FILE) for folder in folders]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-    cursors = [checkpoint.read_progress(folder)["loader"] for folder in folders]
+    cursors = [checkpoint.read_progress(folder).loader for folder in folders]
     assert cursors[0] == cursors[1]
     lines = [[m | {"seconds": 0} for m in metrics(run)] for run in (one, two)]
     assert lines[0] == lines[1]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -17,17 +18,30 @@ from torch import Tensor
 
 from perilune.core.errors import CheckpointError
 from perilune.model.model import Transformer
+from perilune.train.data import Cursor
 
 FILE = "train_state.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run stands, beside its tensors."""
+
+    step: int
+    """Steps done."""
+    seconds: float
+    loader: Cursor
+    recipe: dict[str, Any]
+    """`TrainConfig.as_json` of the run."""
 
 
 def save_state(
     directory: Path,
     model: Transformer,
     optimizers: list[torch.optim.Optimizer],
-    progress: dict[str, Any],
+    progress: Progress,
 ) -> None:
-    """Writes weights, optimiser state and `progress` (JSON) to `directory`/train_state.safetensors.
+    """Writes weights, optimiser state and `progress` to `directory`/train_state.safetensors.
 
     A crash at any moment leaves the state before or this one.
     """
@@ -38,7 +52,7 @@ def save_state(
                 tensors[f"optim.{index}.{key}.{name}"] = torch.as_tensor(value)
     partial = directory / (FILE + ".partial")
     contiguous = {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
-    save_file(contiguous, partial, metadata={"progress": json.dumps(progress)})
+    save_file(contiguous, partial, metadata={"progress": msgspec.json.encode(progress).decode()})
     _sync(partial)
     partial.replace(directory / FILE)
     _sync(directory)
@@ -67,14 +81,21 @@ def load_state(
         optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
 
 
-def read_progress(directory: Path) -> dict[str, Any]:
+def read_progress(directory: Path) -> Progress:
     """The `progress` that `save_state` was given.
 
     Raises:
-        CheckpointError: no such file, or a damaged one.
+        CheckpointError: no such file, a damaged one, or one that does not tell its progress.
     """
-    with _opened(directory / FILE) as file:
-        return json.loads(file.metadata()["progress"])
+    path = directory / FILE
+    with _opened(path) as file:
+        text = (file.metadata() or {}).get("progress")
+    if text is None:
+        raise CheckpointError(f"{path} is no state of a run: its metadata has no `progress`")
+    try:
+        return msgspec.json.decode(text, type=Progress)
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path} is no state of a run: `progress`: {error}") from None
 
 
 def _read(path: Path) -> dict[tuple[str, str], Tensor]:

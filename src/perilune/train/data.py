@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,16 @@ class Piece(NamedTuple):
     start: int
     stop: int
     is_end: bool
+
+
+class Cursor(TypedDict):
+    """The place of a `PackedLoader` in its shards, in JSON values."""
+
+    streams: dict[str, tuple[int, int, int]]
+    """Of each kind: epoch, pieces drawn in it, tokens drawn in all."""
+    pool: list[tuple[int, str, int, int, bool]]
+    """Age and fields of each `Piece` that waits for a row."""
+    next_age: int
 
 
 class _PieceTable(NamedTuple):
@@ -208,25 +218,25 @@ class PackedLoader:
             )
             self._pool.add(self._streams[kind].draw())
 
-    def epochs(self, state: Mapping[str, Any]) -> dict[str, float]:
+    def epochs(self, state: Cursor) -> dict[str, float]:
         """How often each shard's tokens had been drawn at the cursor `state`."""
         return {
             kind: num_tokens / len(self._shards[kind].tokens)
             for kind, (_, _, num_tokens) in state["streams"].items()
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """The cursor as JSON values: what comes next depends on it and the arguments alone."""
+    def state_dict(self) -> Cursor:
+        """The cursor: what comes next depends on it and the arguments alone."""
         return {
             "streams": {
-                kind: [stream.epoch, stream.position, stream.num_tokens]
+                kind: (stream.epoch, stream.position, stream.num_tokens)
                 for kind, stream in self._streams.items()
             },
-            "pool": [[age, *piece] for age, piece in self._pool.by_age.items()],
+            "pool": [(age, *piece) for age, piece in self._pool.by_age.items()],
             "next_age": self._pool.next_age,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Cursor) -> None:
         """Raises ConfigError if the cursor belongs to other shards."""
         if set(state["streams"]) != set(self._streams):
             raise ConfigError(

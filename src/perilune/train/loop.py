@@ -7,9 +7,9 @@ A run folder holds `metrics.jsonl` (a line a logged step), `run.json` (the run's
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -39,13 +39,17 @@ from perilune.train.step import (
 
 
 def train(
-    config: TrainConfig, *, resume: bool = False, stop_after_s: float | None = None
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    stop_after_s: float | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Path | None:
     """Runs `config` to its last step and returns the checkpoint directory.
 
-    `resume` goes on from the last save, and ends with the same bits as an uninterrupted run. With
-    `stop_after_s` the first step that ends later is saved and the last one of this call; None is
-    returned if others are left.
+    `resume` goes on from the last save, and ends with the same bits as an uninterrupted run. The
+    first step that ends later than `stop_after_s`, or after which `is_stopped()`, is saved and the
+    last one of this call; None is returned if others are left.
 
     Raises:
         ConfigError: the run folder holds a run already (without `resume`) or one of another recipe
@@ -67,8 +71,8 @@ def train(
     if resume:
         progress = checkpoint.read_progress(out)
         checkpoint.load_state(out, model, optimizers)
-        loader.load_state_dict(progress["loader"])
-        first, seconds = progress["step"], progress["seconds"]
+        loader.load_state_dict(progress.loader)
+        first, seconds = progress.step, progress.seconds
     stepper = Stepper(model, optimizers, config.optim, config.steps, _loss_function(model, config))
     out.mkdir(parents=True, exist_ok=True)
     with RunLog(out, config, first, seconds) as log, Prefetcher(loader) as batches:
@@ -78,25 +82,25 @@ def train(
             result = stepper(step, DeviceBatch.of(next(batches), config.device))
             done = step + 1
             log.step(done, result)
-            is_last, is_late = done == config.steps, time.monotonic() >= stop_at
+            is_last = done == config.steps
             if config.eval_every and (done % config.eval_every == 0 or is_last):
                 log.record(done, validate(model, config))
+            is_late = is_stopped() or time.monotonic() >= stop_at
             if done % config.save_every == 0 or is_last or is_late:
                 # The log first: a state must not be ahead of its lines.
                 log.sync()
-                progress = _progress(config, done, log.seconds(), batches.state_dict())
+                progress = checkpoint.Progress(
+                    step=done,
+                    seconds=log.seconds(),
+                    loader=batches.state_dict(),
+                    recipe=config.as_json(),
+                )
                 checkpoint.save_state(out, model, optimizers, progress)
-                epochs = loader.epochs(progress["loader"])
-                write_facts(out, facts_of(config, done, progress["seconds"], epochs))
+                epochs = loader.epochs(progress.loader)
+                write_facts(out, facts_of(config, done, progress.seconds, epochs))
             if is_late and not is_last:
                 return None
     return export(model, config)
-
-
-def _progress(
-    config: TrainConfig, step: int, seconds: float, cursor: dict[str, Any]
-) -> dict[str, Any]:
-    return {"step": step, "seconds": seconds, "loader": cursor, "recipe": config.as_json()}
 
 
 def _check(config: TrainConfig, out: Path, resume: bool) -> None:
@@ -107,7 +111,7 @@ def _check(config: TrainConfig, out: Path, resume: bool) -> None:
     if resume and not (out / checkpoint.FILE).exists():
         raise CheckpointError(f"nothing to resume from: {out / checkpoint.FILE} does not exist")
     if resume:
-        changed = differences(checkpoint.read_progress(out)["recipe"], config.as_json())
+        changed = differences(checkpoint.read_progress(out).recipe, config.as_json())
         if changed:
             raise ConfigError(f"{out} is a run of another recipe: {'; '.join(changed)}")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from typing import Any
 
-from perilune.train.data import Batch, PackedLoader
+from perilune.train.data import Batch, Cursor, PackedLoader
 
 
 class Prefetcher:
@@ -20,7 +19,7 @@ class Prefetcher:
     def __init__(self, loader: PackedLoader, *, depth: int = 4) -> None:
         self._loader = loader
         self._state = loader.state_dict()
-        self._ready: queue.Queue[tuple[Batch, dict[str, Any]] | Exception] = queue.Queue(depth)
+        self._ready: queue.Queue[tuple[Batch, Cursor] | Exception] = queue.Queue(depth)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="prefetch")
         self._thread.start()
@@ -34,7 +33,7 @@ class Prefetcher:
                 return
             self._put(item)
 
-    def _put(self, item: tuple[Batch, dict[str, Any]] | Exception) -> None:
+    def _put(self, item: tuple[Batch, Cursor] | Exception) -> None:
         while not self._closed.is_set():
             try:
                 self._ready.put(item, timeout=0.1)
@@ -52,7 +51,7 @@ class Prefetcher:
         batch, self._state = item
         return batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Cursor:
         """The cursor behind the last batch that was handed out."""
         return self._state
 

@@ -59,6 +59,8 @@ class Traits:
     """Inputs that may be a hundred times smaller, or eight times larger, than the model's."""
     regimes: Mapping[str, Callable[[Inputs], Inputs]] = field(default_factory=dict)
     """Named extremes, made from plain inputs."""
+    slowest: str = ""
+    """The regime in which a state fades slowest: there rounding has time to add up."""
     one_token: OneToken | None = None
     drafts: Drafts | None = None
     serves: Mapping[str, Callable[[Inputs], bool]] = field(default_factory=dict)

@@ -74,7 +74,10 @@ class Packing:
     def slot_T(self) -> Tensor:
         """Where each packed token lies in the flattened padded [B, L] block."""
         max_len = self.max_len
-        return torch.cat([torch.arange(n) + row * max_len for row, n in enumerate(self.lengths)])
+        # Kept for later calls, which may train: never an inference tensor.
+        with torch.inference_mode(False):
+            rows = [torch.arange(n) + row * max_len for row, n in enumerate(self.lengths)]
+            return torch.cat(rows)
 
     @cached_property
     def last_T(self) -> list[int]:

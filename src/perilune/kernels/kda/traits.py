@@ -136,4 +136,5 @@ DECODE = Traits(
     in_place=("state_NHKV",),
     scaled=("q_NHK", "k_NHK", "v_NHV", "z_NHK", "b_NH"),
     regimes=_REGIMES,
+    slowest="every_gate_near_zero",
 )

@@ -73,6 +73,7 @@ SPEC = Traits(
         "softplus_to_-6": _gates(6.0, None),
         "softplus_to_-20": _gates(20.0, None),
     },
+    slowest="every_gate_near_zero",
     drafts=Drafts(_drafts, "keep_N"),
     serves={"cpu": _cpu_serves},
     batch_invariant={"cpu": 256},

@@ -16,10 +16,9 @@ from perilune.kernels.testing.subject import Draw, Subject
 def causality(subject: Subject) -> Iterator[Case]:
     if not subject.traits.packing:
         return
-    length = subject.sizes.mixed[0] * 2
-    for at in sorted({1, 15, length // 2, length - 1}):
-        if at < length:
-            yield subject.case(f"token {at} of {length} perturbed", _perturbed, length, at)
+    length, places = (66, (1, 15, 33, 65)) if subject.sizes.thorough else (18, (16,))
+    for at in places:
+        yield subject.case(f"token {at} of {length} perturbed", _perturbed, length, at)
 
 
 def _perturbed(subject: Subject, draw: Draw, length: int, at: int) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ def drafts(subject: Subject) -> Iterator[Case]:
     """Every count from none to all, each beside other counts in one batch."""
     if subject.traits.drafts is None:
         return
-    for shift in range(LENGTH + 1):
+    for shift in range(LENGTH + 1) if subject.sizes.thorough else (0, 2):
         counts = [(shift + n) % (LENGTH + 1) for n in range(3)]
         yield subject.case(f"{counts} of {LENGTH} tokens kept", _kept, counts)
 

@@ -24,7 +24,7 @@ def packs(subject: Subject) -> Iterator[Case]:
     if not subject.traits.packing:
         return
     mixed = subject.sizes.mixed
-    for shift in range(len(mixed)):
+    for shift in range(len(mixed) if subject.sizes.thorough else 1):
         turned = mixed[shift:] + mixed[:shift]
         yield subject.case(f"lengths {'+'.join(map(str, turned))}", _pack, turned)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perilune.kernels.testing.compare import holds, same_bits
+from perilune.kernels.testing.compare import compare, holds, same_bits
 from perilune.kernels.testing.result import Case, Finding
 from perilune.kernels.testing.subject import Draw, Subject
 
@@ -20,6 +20,19 @@ def side_effects(subject: Subject) -> Iterator[Case]:
         for grad in subject.modes:
             how = "with gradients" if grad else "in inference"
             yield subject.case(f"{how}, {tail}", _nothing_left, lengths, grad)
+        if True in subject.modes:
+            case = f"with gradients after inference, {tail}"
+            yield subject.case(case, _trained_after_inference, lengths)
+
+
+def _trained_after_inference(
+    subject: Subject, draw: Draw, lengths: tuple[int, ...]
+) -> Iterator[Finding]:
+    """What a call in inference keeps for the next one must not be an inference tensor."""
+    inputs = draw(*lengths)
+    first = subject.run(inputs)
+    second = subject.run(inputs, grad=True)
+    return compare({what: second[what] for what in first}, first, subject.tolerance)
 
 
 def _nothing_left(

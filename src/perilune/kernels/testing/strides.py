@@ -49,8 +49,7 @@ def strides(subject: Subject) -> Iterator[Case]:
     lengths = subject.shapes[-1]
     for layout in LAYOUTS:
         name = layout.__name__.replace("_", " ")
-        alone = subject.sizes.thorough or layout is padded_rows
-        for operand in _operands(subject, lengths) if alone else ():
+        for operand in _operands(subject, lengths) if subject.sizes.thorough else ():
             yield subject.case(f"{name} of {operand}", relaid, lengths, layout, (operand,), False)
         for grad in subject.modes:
             how = " with gradients" if grad else ""

@@ -54,10 +54,15 @@ class Subject:
 
     @cached_property
     def modes(self) -> tuple[bool, ...]:
-        """As in inference and, where an input asks for one, with gradients."""
+        """As in inference and, where an input asks for one, with gradients; where time is short,
+        they are left to the families that compare with the truth."""
+        return (False, True) if self.trains and self.sizes.thorough else (False,)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether an input asks for a gradient."""
         probe = self.traits.make(torch.Generator(), self.dtype, self.shapes[0], self.width)
-        tensors = [value for value in probe.values() if isinstance(value, torch.Tensor)]
-        return (False, True) if any(x.requires_grad for x in tensors) else (False,)
+        return any(isinstance(x, torch.Tensor) and x.requires_grad for x in probe.values())
 
     def case(
         self,
@@ -128,12 +133,12 @@ class Draw:
     def truth(self, inputs: Inputs, *, grad: bool) -> Results:
         """In float64: by the oracle or, of many tokens, by the reference, which it holds up."""
         subject = self._subject
-        key = (subject.spec.oracle, *self._key, grad)
+        sizes, traits = subject.sizes, subject.traits
+        enough = sizes.oracle_tokens if traits.packing else sizes.oracle_rows
+        many = num_tokens(traits, inputs) > enough
+        path = subject.spec.reference if many else subject.spec.oracle
+        key = (path, *self._key, grad)
         if key not in subject.truths:
-            sizes, traits = subject.sizes, subject.traits
-            enough = sizes.oracle_tokens if traits.packing else sizes.oracle_rows
-            many = num_tokens(traits, inputs) > enough
-            path = subject.spec.reference if many else subject.spec.oracle
             wide = as_double(inputs)
             wide = placed(wide, subject.device, grad=grad) if many else wide
             subject.truths[key] = run(
@@ -148,7 +153,7 @@ def num_tokens(traits: Traits, inputs: Inputs) -> int:
 
 def against_truth(subject: Subject, draw: Draw, inputs: Inputs, *, grad: bool) -> Iterator[Finding]:
     """Outputs and states as in inference and, with `grad`, a second time with gradients."""
-    grad = grad and True in subject.modes
+    grad = grad and subject.trains
     want, got = draw.truth(inputs, grad=grad), {}
     if grad:
         got = subject.run(inputs, grad=True)

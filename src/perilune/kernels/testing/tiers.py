@@ -35,7 +35,7 @@ class Sizes:
     batches: tuple[int, ...]
     """In which a row has to be what it is alone."""
     thorough: bool
-    """Each regime with several seeds, each operand in each layout; else a selection in turn."""
+    """Else each family takes a selection: an interpreted kernel takes a second."""
     full_width: bool = False
 
 
@@ -51,15 +51,15 @@ SMALL = Sizes(
     thorough=True,
 )
 INTERPRETED = Sizes(
-    lengths=(1, 2, 15, 16, 17, 33),
-    far=65,
+    lengths=(1, 16, 33),
+    far=49,
     rows=(1, 2, 5),
     oracle_tokens=129,
-    grad_tokens=17,
-    mixed=(17, 1, 3),
+    grad_tokens=16,
+    mixed=(17, 2),
     rows_drawn=(4,),
     drift_steps=8,
-    batches=(2, 5),
+    batches=(3,),
     thorough=False,
 )
 FULL = Sizes(

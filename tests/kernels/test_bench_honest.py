@@ -110,6 +110,11 @@ def half_of_it(x_TD, weight_DD):
     return torch.cat([honest(x_TD[:done], weight_DD), y_TD[done:]])
 
 
+def honest_at_first(x_TD, weight_DD):
+    seen[len(seen)] = (x_TD, x_TD)
+    return honest(x_TD, weight_DD) * (len(seen) < 40)
+
+
 def eats_its_input(x_TD, weight_DD):
     y_TD = honest(x_TD, weight_DD)
     if len(x_TD) == TIMED:
@@ -163,7 +168,8 @@ SPEC = OpSpec(
     tolerance=FP32,
 )
 BENCH = Bench(inside="all", work=work, cases={"one": Case(make=timed_inputs)})
-QUICK = Settings(min_rounds=4, max_rounds=4, seconds=0.0, rotate_bytes=0, attempts=2)
+# Many attempts: on a loaded machine all the rounds of one may happen to be disturbed.
+QUICK = Settings(min_rounds=6, max_rounds=6, seconds=0.0, rotate_bytes=0, attempts=6)
 
 
 @pytest.fixture(autouse=True)
@@ -237,6 +243,11 @@ def test_work_in_a_thread_that_outlives_the_call_is_noticed(plant):
 def test_half_the_work_at_the_size_that_is_timed_is_noticed(plant):
     with pytest.raises(DishonestError, match=r"output 0 is off by 7\.\de-01"):
         plant("half_of_it")
+
+
+def test_a_kernel_that_is_honest_only_at_first_is_noticed(plant):
+    with pytest.raises(DishonestError, match=r"output 0 is off by 1\.0e\+00"):
+        plant("honest_at_first")
 
 
 def test_an_input_that_is_eaten_is_noticed(plant):

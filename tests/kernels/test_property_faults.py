@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from perilune.kernels.common.few_tokens import MAX_TOKENS
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.kda import reference as kda
 from perilune.kernels.registry import OPS, load_attr, spec
@@ -152,15 +153,15 @@ def peeks(out: Any, v_THV: Tensor, **_: Any) -> Any:
 
 
 def unwritten(op: str) -> Run:
-    """The last of 17 tokens is whatever the memory held."""
+    """The last of 17 tokens, or of 5, is whatever the memory held."""
 
     def run(**x: Any) -> Any:
         out = right(op)(**x)
         y = out[0] if isinstance(out, tuple) else out
-        if y.shape[0] != 17:
+        if y.shape[0] not in (17, 5):
             return out
         written = torch.empty_like(y)
-        written[:16] = y[:16]
+        written[:-1] = y[:-1]
         return type(out)(written, out[1]) if isinstance(out, tuple) else written
 
     return run
@@ -291,7 +292,7 @@ FAULTS = [
         1.001 if packing.num_sequences > 100 else 1)),
     Fault("falls_back", "attn_res", ("served",), lambda **x: right("attn_res")(**x), "cpu"),
     changed("nothing", "rms_norm", "lengths", garbage_for_nothing),
-    changed("eighth_row", "situ", "lengths", lambda out, **_: out * (1 if len(out) != 8 else 2),
+    changed("last_row_of_a_loop", "situ", "lengths", lambda out, **_: out * (1 if len(out) != MAX_TOKENS else 2),
             backend="cpu"),
     changed("other_slot", "kda_step", "pool", other_slot),
     changed("padding_writes", "kda_step", "pool", padding_writes),

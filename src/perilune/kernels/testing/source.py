@@ -28,7 +28,7 @@ _CALLS = {
 
 
 def source(subject: Subject) -> Iterator[Case]:
-    if subject.implementation.backend != REFERENCE:
+    if subject.backend != REFERENCE:
         yield subject.case("its own module", _scanned)
 
 

@@ -14,7 +14,7 @@ import torch
 from perilune.kernels.registry import Inputs, OpSpec, Tolerance, load_attr
 from perilune.kernels.testing.compare import Results, compare
 from perilune.kernels.testing.conformance import with_inference
-from perilune.kernels.testing.implementation import Implementation
+from perilune.kernels.testing.implementation import REFERENCE, Implementation
 from perilune.kernels.testing.result import Case, Finding
 from perilune.kernels.testing.run import as_double, placed, run
 from perilune.kernels.testing.tiers import Sizes
@@ -41,6 +41,12 @@ class Subject:
     @property
     def tolerance(self) -> Tolerance:
         return self.implementation.tolerance[self.dtype]
+
+    @property
+    def backend(self) -> str:
+        """Its device type, or `reference` wherever that runs."""
+        is_reference = self.implementation.path == self.spec.reference
+        return REFERENCE if is_reference else self.implementation.backend
 
     @property
     def device(self) -> str:

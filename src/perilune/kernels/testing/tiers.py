@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perilune.kernels.common.few_tokens import MAX_TOKENS
 from perilune.kernels.testing.implementation import Implementation
 
 TIERS = ("cpu", "gpu")
 
 _AROUND_TILES = tuple(tile + i for tile in (16, 32, 64, 128) for i in (-1, 0, 1))
 
-_ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 33, 65, 129, 500, 1500)
+_ROWS = (1, 2, *(MAX_TOKENS + i for i in (-1, 0, 1)), 17, 65, 129, 500, 1500)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class Sizes:
     far: int
     """A length far beyond those."""
     rows: tuple[int, ...]
-    """Numbers of tokens where none sees another one: about 8, where loops for few tokens end."""
+    """Numbers of tokens where none sees another one: about where loops for few tokens end."""
     oracle_tokens: int
     """Beyond, the reference in float64 stands for the oracle, which is a loop."""
     oracle_rows: int = 33
@@ -29,7 +30,7 @@ class Sizes:
     """Up to here gradients are compared, too."""
     mixed: tuple[int, ...]
     """Lengths of a pack."""
-    rows_drawn: tuple[int, ...] = (17, 5)
+    rows_drawn: tuple[int, ...] = (MAX_TOKENS + 9, 5)
     """Where no token sees another one: more, and fewer, tokens than loops for few tokens serve."""
     drift_steps: int
     batches: tuple[int, ...]
@@ -47,7 +48,7 @@ SMALL = Sizes(
     grad_tokens=129,
     mixed=(33, 1, 17, 2),
     drift_steps=128,
-    batches=(2, 7, 8, 64, 256),
+    batches=(2, MAX_TOKENS, 64, 256),
     thorough=True,
 )
 INTERPRETED = Sizes(

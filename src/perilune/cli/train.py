@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,39 +57,64 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace, config: TrainConfig) -> int:
-    from perilune.train.prepare import prepare
+    from perilune.train.prepare import prepare, prepare_synthetic
 
-    if args.chat is None:
+    data, tokenizer_dir = Path(config.data_dir), Path(config.tokenizer_dir)
+    if _needs_no_sources(config):
+        prepared = prepare_synthetic(data, tokenizer_dir=tokenizer_dir)
+    elif args.chat is None:
         raise ConfigError(
             "--prepare needs --chat DIR, the folder of the smol_chat_*.jsonl.xz files"
         )
-    data = Path(config.data_dir)
-    prepared = prepare(
-        data, data.parent / "cache", chat_dir=args.chat, tokenizer_dir=Path(config.tokenizer_dir)
-    )
+    else:
+        cache = data.parent / "cache"
+        prepared = prepare(data, cache, chat_dir=args.chat, tokenizer_dir=tokenizer_dir)
     shards = prepared.manifest["shards"].values()
     print(f"{data}: {sum(shard['num_tokens'] for shard in shards):,} tokens")
     return 0
 
 
+def _needs_no_sources(config: TrainConfig) -> bool:
+    return config.mixture.keys() == {"synthetic"}
+
+
 def _train(args: argparse.Namespace, config: TrainConfig) -> int:
     # Here for --help's sake; all at once, so that a missing extra is told before hours of work.
+    import torch
+
     from perilune.train.curve import draw_curve
     from perilune.train.loop import train
     from perilune.train.run_log import METRICS_FILE, read_metrics
+    from perilune.train.stop_signals import StopSignals
 
     if not (Path(config.data_dir) / "manifest.json").is_file():
-        raise ConfigError(
-            f"{config.data_dir} holds no training data; make it with: "
-            f"perilune train {args.recipe} --prepare --chat DIR --data {config.data_dir}"
-        )
+        if not _needs_no_sources(config):
+            raise ConfigError(
+                f"{config.data_dir} holds no training data; make it with: "
+                f"perilune train {args.recipe} --prepare --chat DIR --data {config.data_dir}"
+            )
+        _prepare(args, config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
     minutes = args.stop_after_minutes
     stop_after_s = None if minutes is None else 60 * minutes
-    directory = train(config, resume=args.resume, stop_after_s=stop_after_s)
+    with StopSignals() as signals:
+        directory = train(
+            config, resume=args.resume, stop_after_s=stop_after_s, is_stopped=signals.is_stopped
+        )
     out = Path(config.out_dir)
     draw_curve(read_metrics(out / METRICS_FILE), out / "curve.png")
-    if directory is None:
-        print(f"{out}: stopped before the last step; go on with --resume")
-    else:
+    if directory is not None:
         print(f"{directory}: the trained model; curves in {out / 'curve.png'}")
-    return 0
+        return 0
+    print(f"{out}: saved before the last step; go on with: {_resume_command(args)}")
+    return 0 if signals.received is None else 128 + signals.received
+
+
+def _resume_command(args: argparse.Namespace) -> str:
+    """The command line that goes on with the run of `args`, to its end."""
+    options = [("--device", args.device), ("--steps", args.steps)]
+    options += [("--out", args.out), ("--data", args.data)]
+    options += [("--set", setting) for setting in args.settings]
+    words = [word for option in options if option[1] is not None for word in map(str, option)]
+    return shlex.join(["perilune", "train", args.recipe, *words, "--resume"])

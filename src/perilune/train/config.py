@@ -43,6 +43,8 @@ class TrainConfig:
     compute_dtype: str = "float32"
     """Of the activations; weights and updates are fp32."""
     compile: bool = False
+    threads: int = 0
+    """Torch threads; 0: torch's choice."""
     eval_every: int = 500
     """Steps between validations, of which one follows the last step; 0: none at all."""
     save_every: int = 1000
@@ -64,7 +66,7 @@ class TrainConfig:
         return json.loads(json.dumps(asdict(self)))
 
 
-PLACES = ("data_dir", "tokenizer_dir", "out_dir")
+PLACES = ("data_dir", "tokenizer_dir", "out_dir", "threads")
 """Keys that may change between the pieces of a run."""
 
 

@@ -24,6 +24,7 @@ from perilune.train.synthetic.generate import generate
 
 SYNTHETIC_BYTES = 16_000_000
 SYNTHETIC_SEED = 20
+SYNTHETIC_ALONE_BYTES = 2_000_000
 VALIDATION_PER_MILLE: dict[Kind, int] = {"chat": 5, "code": 5, "prose": 8, "synthetic": 8}
 """About 1.3 MB of text in all."""
 
@@ -53,7 +54,7 @@ def prepare(
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     documents, origins = _collect(list(sources), cache_dir, chat_dir, limit, progress)
-    synthetic = list(generate(synthetic_bytes, seed=SYNTHETIC_SEED))
+    synthetic = _generate(synthetic_bytes, progress)
     documents += synthetic
     origins.append(
         _origin("synthetic", "this package", str(SYNTHETIC_SEED), "Apache-2.0", synthetic)
@@ -71,12 +72,53 @@ def prepare(
     return Prepared(path, manifest)
 
 
+def prepare_synthetic(
+    out_dir: Path,
+    *,
+    tokenizer_dir: Path,
+    synthetic_bytes: int = SYNTHETIC_ALONE_BYTES,
+    num_ranks: int = bpe.NANO_RANKS,
+    progress: bool = True,
+) -> Prepared:
+    """`prepare` with generated text alone, which needs nothing but the tokenizer.
+
+    Raises:
+        ConfigError: `tokenizer_dir` holds no tokenizer; none is trained on so little text.
+    """
+    if not (tokenizer_dir / "tiktoken.model").is_file():
+        raise ConfigError(
+            f"{tokenizer_dir} holds no tiktoken.model; run this in the repository, "
+            "or name a tokenizer's folder with --set tokenizer_dir=DIR"
+        )
+    return prepare(
+        out_dir,
+        out_dir,
+        chat_dir=out_dir,
+        tokenizer_dir=tokenizer_dir,
+        sources=(),
+        synthetic_bytes=synthetic_bytes,
+        num_ranks=num_ranks,
+        progress=progress,
+    )
+
+
+def _generate(num_bytes: int, progress: bool) -> list[Document]:
+    documents = []
+    with tqdm(
+        total=num_bytes, desc="generate", unit="B", unit_scale=True, disable=not progress
+    ) as bar:
+        for document in generate(num_bytes, seed=SYNTHETIC_SEED):
+            documents.append(document)
+            bar.update(len(plain_text(document).encode()))
+    return documents
+
+
 def _collect(
     sources: list[Source], cache_dir: Path, chat_dir: Path, limit: int | None, progress: bool
 ) -> tuple[list[Document], list[dict[str, Any]]]:
     documents: list[Document] = []
     origins = []
-    for source in tqdm(sources, desc="sources", unit="source", disable=not progress):
+    for source in tqdm(sources, desc="sources", unit="source", disable=not (progress and sources)):
         fetched = fetch(source, cache_dir, chat_dir)
         found = read_source(fetched)[:limit]
         documents += found

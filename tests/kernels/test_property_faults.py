@@ -292,8 +292,8 @@ FAULTS = [
         1.001 if packing.num_sequences > 100 else 1)),
     Fault("falls_back", "attn_res", ("served",), lambda **x: right("attn_res")(**x), "cpu"),
     changed("nothing", "rms_norm", "lengths", garbage_for_nothing),
-    changed("last_row_of_a_loop", "situ", "lengths", lambda out, **_: out * (1 if len(out) != MAX_TOKENS else 2),
-            backend="cpu"),
+    changed("last_row_of_a_loop", "situ", "lengths", lambda out, **_: (
+        out * (1 if len(out) != MAX_TOKENS else 2)), backend="cpu"),
     changed("other_slot", "kda_step", "pool", other_slot),
     changed("padding_writes", "kda_step", "pool", padding_writes),
     fed("keeps_all", "kda_step", "drafts", lambda **x: {"keep_N": None}),

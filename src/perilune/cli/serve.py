@@ -107,12 +107,14 @@ async def _drain(gateway: Gateway, signals: asyncio.Semaphore) -> None:
 
 
 def _backends(device: str) -> str:
-    """One line for what the registry logs op by op: which ops have a backend for `device`."""
-    from perilune.kernels.registry import OPS, spec  # torch: not for --help
+    """One line for what the registry logs op by op: which of the model's ops have a backend for
+    `device`."""
+    from perilune.kernels.registry import resolved, spec  # torch: not for --help
 
     kind = device.partition(":")[0]
-    own = [name for name in OPS if kind in spec(name).backends]
-    rest = [name for name in OPS if name not in own]
+    used = resolved()
+    own = [name for name in used if kind in spec(name).backends]
+    rest = [name for name in used if name not in own]
     parts = [
         f"{what} for {', '.join(names)}"
         for what, names in ((f"{kind} kernels", own), ("the reference", rest))

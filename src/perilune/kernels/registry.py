@@ -115,4 +115,13 @@ def resolve(name: str) -> Op:
     """A handle on op `name`, to be called like a function."""
     if name not in OPS:
         raise UnsupportedError(f"unknown op {name!r}; known: {', '.join(OPS)}")
+    _resolved.add(name)
     return Op(name)
+
+
+_resolved: set[str] = set()
+
+
+def resolved() -> list[str]:
+    """The ops that somebody in this process has a handle on, in the order of `OPS`."""
+    return [name for name in OPS if name in _resolved]

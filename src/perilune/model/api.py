@@ -23,7 +23,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 
 class LanguageModel:
-    """Weights and configuration, ready to run."""
+    """Weights and configuration, ready to run. The weights are frozen: some are held twice, and a
+    change in place would reach one form only."""
 
     def __init__(self, model: Transformer, skipped: tuple[str, ...] = ()) -> None:
         self.model = model.freeze()
@@ -40,7 +41,8 @@ class LanguageModel:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Decodes one token, so that no request waits for what is compiled at its first use."""
+        """Decodes one token, so that no request waits for what is compiled at its first use: on a
+        CPU some twenty seconds, once for an installation."""
         token = torch.zeros(1, dtype=torch.long, device=self.device)
         self.model(token, Packing.of([1]), [self.model.new_cache()])
 

@@ -15,8 +15,9 @@ from perilune.kernels.common.few_tokens import few_tokens
 
 def attn_res(sources_NTD: Tensor, query_D: Tensor, eps: float) -> Tensor:
     """As `reference.attn_res`."""
-    if not few_tokens(sources_NTD[0]):
+    if sources_NTD.dim() != 3 or not few_tokens(sources_NTD[0], query_D):
         return reference.attn_res(sources_NTD, query_D, eps)
+    assert query_D.shape == sources_NTD.shape[2:], (query_D.shape, sources_NTD.shape)
     h_TD = sources_NTD.new_empty(sources_NTD.shape[1:])
     inputs = (x.contiguous().numpy() for x in (sources_NTD, query_D))
     _attn_res(*inputs, np.float32(eps), h_TD.numpy())

@@ -14,6 +14,8 @@ import numpy as np
 from llvmlite import ir
 from numba import extending, njit, types
 
+from perilune.kernels.common.jit_cache import keep
+
 _LOG2_E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)
 """ln 2 in two parts: times a small integer, the first is exact (Cody and Waite, 1980)."""
@@ -27,7 +29,7 @@ def jit(function: Callable[..., Any]) -> Any:
     Sums may be reordered, which vectors need; NaN and infinity keep their meaning.
     """
     flags = {"reassoc", "contract", "nsz"}
-    return njit(function, fastmath=flags, nogil=True, cache=True, error_model="numpy")
+    return keep(njit(function, fastmath=flags, nogil=True, error_model="numpy"))
 
 
 @intrinsic

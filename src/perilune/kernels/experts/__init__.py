@@ -26,8 +26,10 @@ def _inputs(
     }
 
 
-def _held_as_bf16(generator: torch.Generator, dtype: torch.dtype, tokens: int) -> Inputs:
-    inputs = _inputs(generator, dtype, tokens, 5)
+def _held_as_bf16(
+    generator: torch.Generator, dtype: torch.dtype, tokens: int, experts: int = 5
+) -> Inputs:
+    inputs = _inputs(generator, dtype, tokens, experts)
     narrow = {k: inputs[k].detach().bfloat16() for k in ("w13_E2IL", "w2_ELI")}
     return inputs | narrow
 
@@ -47,6 +49,14 @@ SPEC = OpSpec(
         "one_token": lambda g, d: _inputs(g, d, 1, 5),
         "one_overloaded": lambda g, d: _inputs(g, d, 11, 5, only=1),
         "bf16_weights": lambda g, d: _held_as_bf16(g, d, 7),
+        "bf16_weights_one_token": lambda g, d: _held_as_bf16(g, d, 1),
+        "bf16_weights_one_expert": lambda g, d: _held_as_bf16(g, d, 3, 1),
+        "bf16_weights_swi_glu": lambda g, d: (
+            _held_as_bf16(g, d, 5) | {"beta": None, "linear_beta": None}
+        ),
+        "bf16_weights_other_caps": lambda g, d: (
+            _held_as_bf16(g, d, 5) | {"beta": 1.5, "linear_beta": 2.5}
+        ),
         "single_expert": lambda g, d: _inputs(g, d, 4, 1),
     },
     tolerance=FP32,

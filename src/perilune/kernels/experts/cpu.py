@@ -12,7 +12,7 @@ from torch import Tensor
 from perilune.kernels.common.cpu_jit import bf16_to_fp32, jit
 from perilune.kernels.common.few_tokens import few_tokens
 from perilune.kernels.experts import reference
-from perilune.kernels.situ.cpu import UNCAPPED, glu
+from perilune.kernels.situ.cpu import cap, glu
 
 
 def experts(
@@ -26,8 +26,12 @@ def experts(
 ) -> Tensor:
     """As `reference.experts`; the loop serves few fp32 tokens and bf16 weights, exactly widened."""
     narrow = w13_E2IL.dtype == w2_ELI.dtype == torch.bfloat16
-    if not narrow or not few_tokens(x_TL):
+    if not narrow or not few_tokens(x_TL, weight_TR):
         return reference.experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta)
+    count, width, inner = w2_ELI.shape
+    assert w13_E2IL.shape == (count, 2 * inner, width), (w13_E2IL.shape, w2_ELI.shape)
+    assert x_TL.shape[1] == width, (x_TL.shape, w2_ELI.shape)
+    assert expert_TR.shape == weight_TR.shape, (expert_TR.shape, weight_TR.shape)
     y_TL = x_TL.new_empty(x_TL.shape)
     _experts(
         x_TL.contiguous().numpy(),
@@ -35,8 +39,8 @@ def experts(
         weight_TR.contiguous().numpy(),
         w13_E2IL.contiguous().view(torch.uint16).numpy(),
         w2_ELI.contiguous().view(torch.uint16).numpy(),
-        np.float32(beta or UNCAPPED),
-        np.float32(linear_beta or UNCAPPED),
+        cap(beta),
+        cap(linear_beta),
         y_TL.numpy(),
     )
     return y_TL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from perilune.kernels.common.cases import FP32, normal
+from perilune.kernels.common.cases import BF16, FP32, normal
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import Inputs, OpSpec
 
@@ -101,8 +101,10 @@ CHUNK = OpSpec(
     signature=_SIGNATURE,
     reference="perilune.kernels.kda.reference:kda_chunk",
     oracle="perilune.kernels.kda.oracle:kda_recurrent",
+    backends={"cuda": "perilune.kernels.kda.triton:kda_chunk"},
     cases=_SEQUENCES,
     tolerance=FP32,
+    backend_tolerance={"cuda": FP32 | BF16},
     traits="perilune.kernels.kda.traits:CHUNK",
 )
 RECURRENT = OpSpec(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from perilune.kernels.common.cases import FP32, normal
+from perilune.kernels.common.cases import BF16, FP32, normal
 from perilune.kernels.registry import Inputs, OpSpec
 
 
@@ -50,7 +50,10 @@ SPEC = OpSpec(
     " state_SHKV!, slot_N, lower_bound, eps, keep_N) -> o_THV",
     reference="perilune.kernels.kda_step.reference:kda_step",
     oracle="perilune.kernels.kda_step.oracle:kda_step",
-    backends={"cpu": "perilune.kernels.kda_step.cpu:kda_step"},
+    backends={
+        "cpu": "perilune.kernels.kda_step.cpu:kda_step",
+        "cuda": "perilune.kernels.kda_step.triton:kda_step",
+    },
     cases={
         "one": lambda g, d: _inputs(g, d, (0,)),
         "scattered_and_padding": lambda g, d: _inputs(g, d, (3, -1, 0)),
@@ -63,5 +66,6 @@ SPEC = OpSpec(
         "drafts_partly_kept": lambda g, d: _inputs(g, d, (4, 1, 0), length=2, keep=(0, 2, 1)),
     },
     tolerance=FP32,
+    backend_tolerance={"cuda": FP32 | BF16},
     traits="perilune.kernels.kda_step.traits:SPEC",
 )

@@ -15,7 +15,7 @@ from perilune.kernels.common.few_tokens import fp32_inference
 from perilune.kernels.kda.reference import L2_EPS
 from perilune.kernels.kda_step import reference
 
-UNBOUNDED = 0.0
+UNBOUNDED = np.float32(np.nan)
 """Stands for the softplus gate inside the loop."""
 _L2_EPS = np.float32(L2_EPS)
 
@@ -39,8 +39,9 @@ def kda_step(
     """As `reference.kda_step`."""
     inputs = (qkv_TC, z_THK, b_TH, gate_THV, conv_CW, A_log_H, dt_bias_HK, norm_V)
     pools = (window_SWC, state_SHKV)
-    if not fp32_inference(qkv_TC) or not all(pool.is_contiguous() for pool in pools):
+    if not fp32_inference(*inputs, *pools) or not all(pool.is_contiguous() for pool in pools):
         return reference.kda_step(*inputs, *pools, slot_N, lower_bound, eps, keep_N)
+    _assert_shapes(*inputs, *pools, slot_N)
     o_THV = torch.zeros_like(gate_THV, memory_format=torch.contiguous_format)
     if keep_N is None:
         keep_N = torch.full_like(slot_N, qkv_TC.shape[0] // max(1, slot_N.shape[0]))
@@ -48,11 +49,27 @@ def kda_step(
         *(x.contiguous().numpy() for x in inputs),
         *(x.numpy() for x in pools),
         *(x.contiguous().numpy() for x in (slot_N, keep_N)),
-        np.float32(lower_bound or UNBOUNDED),
+        UNBOUNDED if lower_bound is None else np.float32(lower_bound),
         np.float32(eps),
         o_THV.numpy(),
     )
     return o_THV
+
+
+def _assert_shapes(qkv_TC, z, b, gate, conv_CW, A_log, dt_bias, norm_V, window, state, slot_N):
+    t, c = qkv_TC.shape
+    h, k, v = state.shape[1:]
+    n = slot_N.shape[0]
+    assert t % max(1, n) == 0, (t, n)
+    assert c == 2 * h * k + h * v == conv_CW.shape[0], (qkv_TC.shape, conv_CW.shape, state.shape)
+    assert z.shape == (t, h, k), z.shape
+    assert b.shape == (t, h), b.shape
+    assert gate.shape == (t, h, v), gate.shape
+    assert A_log.shape == (h,), A_log.shape
+    assert dt_bias.shape == (h, k), dt_bias.shape
+    assert norm_V.shape == (v,), norm_V.shape
+    assert window.shape == (state.shape[0], conv_CW.shape[1] - 1, c), window.shape
+    assert n == 0 or int(slot_N.max()) < state.shape[0], (slot_N, state.shape)
 
 
 @jit
@@ -117,7 +134,7 @@ def _conv(x_C, conv_CW, window_WC):
 
 @jit
 def _log_decay(z, rate, lower_bound):
-    if lower_bound != UNBOUNDED:
+    if lower_bound == lower_bound:
         return lower_bound * sigmoid(z * rate)
     return -rate * (z if z > np.float32(20) else np.log1p(exp(z)))
 

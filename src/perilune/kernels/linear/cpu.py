@@ -16,8 +16,10 @@ from perilune.kernels.linear import reference
 
 def linear(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
     """As `reference.linear`; the loop serves few fp32 tokens and a bf16 weight, exactly widened."""
-    if not few_tokens(x_TI) or weight_OI.dtype != torch.bfloat16:
+    narrow = weight_OI.dtype is torch.bfloat16 and weight_OI.is_contiguous()
+    if x_TI.dim() != 2 or not narrow or not few_tokens(x_TI):
         return reference.linear(x_TI, weight_OI)
+    assert x_TI.shape[1] == weight_OI.shape[1], (x_TI.shape, weight_OI.shape)
     y_TO = x_TI.new_empty(x_TI.shape[0], weight_OI.shape[0])
     weight = weight_OI.contiguous().view(torch.uint16).numpy()
     _linear(x_TI.contiguous().numpy(), weight, y_TO.numpy())

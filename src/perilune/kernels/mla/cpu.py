@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from perilune.kernels.common.cpu_jit import exp, jit
-from perilune.kernels.common.few_tokens import few_tokens
+from perilune.kernels.common.few_tokens import fp32_inference
 from perilune.kernels.mla import reference
 
 BLOCK = 32
@@ -18,9 +18,10 @@ BLOCK = 32
 
 def mla_decode(q_HC: Tensor, latent_SC: Tensor, kv_lora_rank: int, scale: float) -> Tensor:
     """As `reference.mla_decode`."""
-    served = few_tokens(q_HC[:1]) and latent_SC.is_contiguous() and len(latent_SC) > 0
+    served = fp32_inference(q_HC, latent_SC) and latent_SC.is_contiguous() and len(latent_SC) > 0
     if not served:
         return reference.mla_decode(q_HC, latent_SC, kv_lora_rank, scale)
+    assert q_HC.shape[1] == latent_SC.shape[1] >= kv_lora_rank, (q_HC.shape, latent_SC.shape)
     o_HC = q_HC.new_empty(q_HC.shape[0], kv_lora_rank)
     _mla_decode(q_HC.contiguous().numpy(), latent_SC.numpy(), np.float32(scale), o_HC.numpy())
     return o_HC

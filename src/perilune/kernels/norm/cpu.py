@@ -15,8 +15,9 @@ from perilune.kernels.norm import reference
 
 def rms_norm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """As `reference.rms_norm`."""
-    if not few_tokens(x_D):
+    if not few_tokens(x_D, weight_D):
         return reference.rms_norm(x_D, weight_D, eps)
+    assert weight_D.shape == x_D.shape[-1:], (weight_D.shape, x_D.shape)
     x_MD = x_D.reshape(-1, x_D.shape[-1]).contiguous()
     y_MD = x_MD.new_empty(x_MD.shape)
     _rms_norm(x_MD.numpy(), weight_D.contiguous().numpy(), np.float32(eps), y_MD.numpy())
@@ -25,8 +26,9 @@ def rms_norm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 def gated_rms_norm(x_D: Tensor, gate_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """As `reference.gated_rms_norm`."""
-    if not few_tokens(x_D):
+    if not few_tokens(x_D, gate_D, weight_D) or gate_D.shape != x_D.shape:
         return reference.gated_rms_norm(x_D, gate_D, weight_D, eps)
+    assert weight_D.shape == x_D.shape[-1:], (weight_D.shape, x_D.shape)
     x_MD = x_D.reshape(-1, x_D.shape[-1]).contiguous()
     gate_MD = gate_D.reshape(x_MD.shape).contiguous()
     y_MD = x_MD.new_empty(x_MD.shape)

@@ -16,8 +16,9 @@ def route(
     logits_TE: Tensor, bias_E: Tensor, num_active: int, renormalize: bool, scale: float
 ) -> Routes:
     """As `reference.route`."""
-    if not few_tokens(logits_TE):
+    if not few_tokens(logits_TE, bias_E):
         return reference.route(logits_TE, bias_E, num_active, renormalize, scale)
+    assert num_active <= logits_TE.shape[1] == bias_E.shape[0], (num_active, logits_TE.shape)
     score_TE = logits_TE.new_empty(logits_TE.shape)
     weight_TR = logits_TE.new_empty(logits_TE.shape[0], num_active)
     expert_TR = torch.empty(weight_TR.shape, dtype=torch.int64)
@@ -40,7 +41,7 @@ def _route(logits_TE, bias_E, renormalize, scale, expert_TR, weight_TR, score_TE
         for r in range(expert_TR.shape[1]):
             best = -1
             for e in range(experts):
-                if not taken_E[e] and (best < 0 or biased_E[e] > biased_E[best]):
+                if not taken_E[e] and (best < 0 or _above(biased_E[e], biased_E[best])):
                     best = e
             taken_E[best] = True
             expert_TR[t, r] = best
@@ -49,3 +50,9 @@ def _route(logits_TE, bias_E, renormalize, scale, expert_TR, weight_TR, score_TE
         factor = scale / (total + np.float32(1e-20)) if renormalize else scale
         for r in range(expert_TR.shape[1]):
             weight_TR[t, r] *= factor
+
+
+@jit
+def _above(x, y):
+    """Whether x comes before y in a descending sort: NaN comes first."""
+    return x > y or (x != x and y == y)

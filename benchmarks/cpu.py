@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -147,9 +148,9 @@ def main() -> None:
             rounds[name].append(measure(engine, ids))
 
     result: dict[str, Any] = {
-        "command": f"python benchmarks/cpu.py {args.model} --threads {args.threads}",
+        "command": " ".join(["python benchmarks/cpu.py", *sys.argv[1:]]),
         "hardware": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "versions": {p: version(p) for p in ("torch", "mlx", "mlx-lm")},
+        "versions": {p: version(p) for p in ("torch", "numba", "mlx", "mlx-lm")},
         "python": platform.python_version(),
         "prompt_len": PROMPT_LEN,
         "decode_steps": DECODE_STEPS,

@@ -32,7 +32,7 @@ def nano() -> TrainConfig:
 
 
 def nano_toy() -> TrainConfig:
-    """A minute or two on a CPU: the moving parts of `nano` without its size, on generated text."""
+    """Two minutes of one core: the moving parts of `nano` without its size, on generated text."""
     special = {key: value for key, value in nano_model().items() if key.endswith("_token_id")}
     return TrainConfig(
         name="nano-toy",

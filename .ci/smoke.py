@@ -16,15 +16,17 @@ README_URL = "http://localhost:8000"
 
 
 def main() -> None:
-    blocks = dict(re.findall(r"```(sh|python)\n(.*?)```", _readme(), re.DOTALL))
+    blocks = re.findall(r"```(sh|python)\n(.*?)```", _readme(), re.DOTALL)
+    assert [language for language, _ in blocks] == ["sh", "python", "python"], blocks
     command = ["make", "serve", "ARGS=--port 0"]
     server = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         url = _url(server)
-        _curl(blocks["sh"].replace(README_URL, url))
-        _run_python(blocks["python"].replace(README_URL, url))
+        for language, source in blocks:
+            run = _curl if language == "sh" else _run_python
+            run(source.replace(README_URL, url))
     finally:
         os.killpg(server.pid, signal.SIGINT)
         server.wait(timeout=60)
@@ -32,8 +34,9 @@ def main() -> None:
 
 
 def _readme() -> str:
-    """What stands behind the heading that shows the requests."""
-    return (ROOT / "README.md").read_text(encoding="utf-8").split("## Ask it something", 1)[1]
+    """The section that shows the requests."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return text.split("## Ask it something", 1)[1].split("\n## ", 1)[0]
 
 
 def _url(server: subprocess.Popen[str]) -> str:
@@ -59,9 +62,10 @@ def _curl(line: str) -> None:
 
 
 def _run_python(source: str) -> None:
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode or not done.stdout.strip():
-        sys.exit(f"smoke: the Python example printed {done.stdout!r}\n{done.stderr}")
+        sys.exit(f"smoke: a Python example printed {done.stdout!r}\n{done.stderr}")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ Transformer.forward = forward
 sys.exit(main(["serve", sys.argv[1], "--port", "0", "--threads", "1"]))
 """
 """A server whose model breaks at a Y, and for good at a Z."""
+FIELDS = {"model": "tiny", "logit_bias": {str(ord(letter)): -100 for letter in "YZ"}}
+"""The model, which samples, writes neither by itself."""
 
 
 @pytest.fixture
@@ -54,9 +56,7 @@ def url(process) -> str:
 
 def ask(url: str, prompt: str | None = None, **fields):
     """(status, request id, body)"""
-    data = None
-    if prompt is not None:
-        data = json.dumps({"model": "tiny", "prompt": prompt, **fields}).encode()
+    data = None if prompt is None else json.dumps(FIELDS | {"prompt": prompt} | fields).encode()
     try:
         with urllib.request.urlopen(url, data, timeout=60) as answer:
             return answer.status, answer.headers["x-request-id"], answer.read().decode()
@@ -88,7 +88,7 @@ def test_a_step_that_breaks_is_told_and_logged_once_and_the_server_goes_on(proce
 
 def test_a_lost_device_ends_open_streams_refuses_new_requests_and_shows_in_health(process, url):
     completions = f"{url}/v1/completions"
-    body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 4000, "stream": True})
+    body = json.dumps(FIELDS | {"prompt": "x", "max_tokens": 4000, "stream": True})
     with urllib.request.urlopen(completions, body.encode(), timeout=60) as stream:
         assert stream.readline().startswith(b"data: ")
         assert ask(completions, "secret words Z")[0] == 500

@@ -62,9 +62,12 @@ def open_model(
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a directory")
     from perilune.engine.client import open_engine  # torch: not for --help
+    from perilune.kernels.common import jit_cache
     from perilune.text.load import load_chat_format
 
     chat_format = load_chat_format(directory)
+    if jit_cache.is_empty():
+        print("perilune: compiling loops for this CPU, once (about 20 s)", file=sys.stderr)
     engine = open_engine(
         directory, max_running=max_running, threads=threads, progress=sys.stderr.isatty()
     )

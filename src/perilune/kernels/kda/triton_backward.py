@@ -24,8 +24,10 @@ from torch import Tensor
 from perilune.kernels.common.triton_math import exp2, sigmoid
 from perilune.kernels.kda.triton_chunk import (
     documents,
+    gates,
     inverse,
-    log2_decay,
+    row,
+    rows_of,
     score_gradients,
     scores,
 )
@@ -58,7 +60,7 @@ def backward(
     tiles = prepare(x, table)
     block = value_block(n * heads, v)
     grid = (n * heads * (v // block.size),)
-    settings = meta(x, table) | {"BV": block.size, "num_warps": block.num_warps}
+    settings = meta(x) | {"BV": block.size, "num_warps": block.num_warps}
     S_MHVK, D_MHVK = (q.new_empty(m, heads, v, k) for _ in range(2))
     x_MHVC, dx_MHVC = (q.new_empty(m, heads, v, CHUNK) for _ in range(2))
     d_before = q.new_empty(n, heads, k, v, dtype=torch.float32)
@@ -87,7 +89,7 @@ def backward(
         *(*grads, A_log_MH, dt_bias_MHK),
         *(tensor.stride(0) for tensor in x[:5]),
         0.0 if x.lower_bound is None else x.lower_bound,
-        **meta(x, table),
+        **meta(x),
         **flags(x, table),
         num_warps=8,
     )
@@ -251,19 +253,14 @@ def _gradients(
     below_CC = valid_CC & (row_C[:, None] > row_C[None, :])
 
     # The chunk as the forward pass saw it.
-    at_CK = row_C[:, None] * z_stride + (h * K + k_)[None, :]
-    z_CK = tl.load(z_p + start * z_stride + at_CK, mask=here_C[:, None], other=0.0)
-    z_CK = z_CK.to(tl.float32) + tl.load(dt_bias_p + h * K + k_).to(tl.float32)[None, :]
-    rate = tl.exp(tl.load(A_log_p + h).to(tl.float32))
-    g_CK, slope_CK = log2_decay(z_CK, rate, lower_bound, BOUNDED, PTX)
-    g_CK = tl.where(here_C[:, None], g_CK, 0.0)
+    z_CK, g_CK, slope_CK = gates(
+        z_p, z_stride, A_log_p, dt_bias_p, lower_bound, start, here_C, h, C, K, BOUNDED, PTX
+    )
     G_CK = tl.cumsum(g_CK, axis=0)
-    last_K = tl.sum(tl.where(row_C[:, None] == C - 1, G_CK, 0.0), axis=0)
-    at_CK = row_C[:, None] * k_stride + (h * K + k_)[None, :]
-    k_CK = tl.load(k_p + start * k_stride + at_CK, mask=here_C[:, None], other=0.0).to(tl.float32)
+    last_K = row(G_CK, C - 1, C)
+    k_CK = rows_of(k_p, k_stride, start, here_C, h, C, K).to(tl.float32)
     k_norm_C = tl.rsqrt(tl.sum(k_CK * k_CK, axis=1) + L2_EPS)
-    at_CK = row_C[:, None] * q_stride + (h * K + k_)[None, :]
-    q_CK = tl.load(q_p + start * q_stride + at_CK, mask=here_C[:, None], other=0.0).to(tl.float32)
+    q_CK = rows_of(q_p, q_stride, start, here_C, h, C, K).to(tl.float32)
     q_norm_C = tl.rsqrt(tl.sum(q_CK * q_CK, axis=1) + L2_EPS)
     b_C = tl.load(b_p + (start + row_C) * b_stride + h, mask=here_C, other=0.0).to(tl.float32)
     beta_C = sigmoid(b_C, PTX)
@@ -298,8 +295,7 @@ def _gradients(
 
     # Through what was written: x = k_norm X beta (v - k_norm k_in S).
     dx_CV = tl.load(dx_p + tile * V + (v_[None, :] * C + row_C[:, None])).to(tl.float32)
-    at_CV = row_C[:, None] * v_stride + (h * V + v_)[None, :]
-    v_CV = tl.load(v_p + start * v_stride + at_CV, mask=here_C[:, None], other=0.0)
+    v_CV = rows_of(v_p, v_stride, start, here_C, h, C, V)
     read_CV = tl.dot(k_in_CK.to(DTYPE), tl.trans(S_VK), input_precision=PRECISION)
     read_CV *= k_norm_C[:, None]
     e_CV = tl.dot(

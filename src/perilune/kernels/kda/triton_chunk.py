@@ -34,6 +34,36 @@ def log2_decay(z_CK, rate, lower_bound, BOUNDED: tl.constexpr, PTX: tl.constexpr
 
 
 @triton.jit
+def rows_of(x_p, stride, start, here_C, h, C: tl.constexpr, WIDTH: tl.constexpr):
+    """A chunk's rows of head h, [C, WIDTH] in the dtype of x; zero past its tokens."""
+    at = tl.arange(0, C)[:, None] * stride + (h * WIDTH + tl.arange(0, WIDTH))[None, :]
+    return tl.load(x_p + start * stride + at, mask=here_C[:, None], other=0.0)
+
+
+@triton.jit
+def gates(
+    z_p,
+    stride,
+    A_log_p,
+    dt_bias_p,
+    lower_bound,
+    start,
+    here_C,
+    h,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """z with dt_bias, the log2-decays, and the slope of `log2_decay`; [C, K] each."""
+    z_CK = rows_of(z_p, stride, start, here_C, h, C, K).to(tl.float32)
+    z_CK += tl.load(dt_bias_p + h * K + tl.arange(0, K)).to(tl.float32)[None, :]
+    rate = tl.exp(tl.load(A_log_p + h).to(tl.float32))
+    g_CK, slope_CK = log2_decay(z_CK, rate, lower_bound, BOUNDED, PTX)
+    return z_CK, tl.where(here_C[:, None], g_CK, 0.0), slope_CK
+
+
+@triton.jit
 def row(x_CK, index, C: tl.constexpr):
     """Row `index` of a tile."""
     return tl.sum(tl.where(tl.arange(0, C)[:, None] == index, x_CK, 0.0), axis=0)

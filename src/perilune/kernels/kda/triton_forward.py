@@ -25,7 +25,7 @@ from torch import Tensor
 
 from perilune.kernels.common.triton_math import dot_precision, sigmoid, uses_ptx
 from perilune.kernels.kda.reference import L2_EPS
-from perilune.kernels.kda.triton_chunk import documents, inverse, log2_decay, scores
+from perilune.kernels.kda.triton_chunk import documents, gates, inverse, row, rows_of, scores
 from perilune.kernels.kda.triton_table import CHUNK, ChunkTable
 
 
@@ -56,7 +56,7 @@ class Tiles(NamedTuple):
     q_scale_MHC: Tensor
 
 
-def meta(x: KDAInputs, table: ChunkTable) -> dict[str, object]:
+def meta(x: KDAInputs) -> dict[str, object]:
     """Compile-time settings that all kernels share."""
     heads, k, v = x.sizes
     return {
@@ -94,7 +94,7 @@ def prepare(x: KDAInputs, table: ChunkTable) -> Tiles:
         *tiles,
         *(tensor.stride(0) for tensor in x[:5]),
         0.0 if x.lower_bound is None else x.lower_bound,
-        **meta(x, table),
+        **meta(x),
         **flags(x, table),
         num_warps=4,
     )
@@ -116,7 +116,7 @@ def chain(
         after if state_NHKV is None else state_NHKV,
         after,
         o_THV,
-        **meta(x, table),
+        **meta(x),
         BV=block.size,
         HAS_STATE=state_NHKV is not None,
         num_warps=block.num_warps,
@@ -186,20 +186,15 @@ def _prepare(
         )
         valid_CC = valid_CC & (document_C[:, None] == document_C[None, :])
 
-    at_CK = row_C[:, None] * z_stride + (h * K + k_)[None, :]
-    z_CK = tl.load(z_p + start * z_stride + at_CK, mask=here_C[:, None], other=0.0)
-    z_CK = z_CK.to(tl.float32) + tl.load(dt_bias_p + h * K + k_).to(tl.float32)[None, :]
-    rate = tl.exp(tl.load(A_log_p + h).to(tl.float32))
-    g_CK, _ = log2_decay(z_CK, rate, lower_bound, BOUNDED, PTX)
-    g_CK = tl.where(here_C[:, None], g_CK, 0.0)
+    _, g_CK, _ = gates(
+        z_p, z_stride, A_log_p, dt_bias_p, lower_bound, start, here_C, h, C, K, BOUNDED, PTX
+    )
     G_CK = tl.cumsum(g_CK, axis=0)
-    last_K = tl.sum(tl.where(row_C[:, None] == C - 1, G_CK, 0.0), axis=0)
+    last_K = row(G_CK, C - 1, C)
 
-    at_CK = row_C[:, None] * k_stride + (h * K + k_)[None, :]
-    k_CK = tl.load(k_p + start * k_stride + at_CK, mask=here_C[:, None], other=0.0).to(tl.float32)
+    k_CK = rows_of(k_p, k_stride, start, here_C, h, C, K).to(tl.float32)
     k_norm_C = tl.rsqrt(tl.sum(k_CK * k_CK, axis=1) + L2_EPS)
-    at_CK = row_C[:, None] * q_stride + (h * K + k_)[None, :]
-    q_CK = tl.load(q_p + start * q_stride + at_CK, mask=here_C[:, None], other=0.0).to(tl.float32)
+    q_CK = rows_of(q_p, q_stride, start, here_C, h, C, K).to(tl.float32)
     q_scale_C = (K**-0.5) * tl.rsqrt(tl.sum(q_CK * q_CK, axis=1) + L2_EPS)
     attn_CC, pairs_CC, q_in_CK, k_in_CK, k_out_CK = scores(
         q_CK, k_CK, g_CK, G_CK, C, DTYPE, BOUNDED, PRECISION, PTX
@@ -226,8 +221,7 @@ def _prepare(
     L_CC = pairs_CC * (beta_C * k_norm_C)[:, None] * k_norm_C[None, :]
     L_CC = tl.where(valid_CC & (row_C[:, None] > row_C[None, :]), L_CC, 0.0)
     X_CC = inverse(L_CC, C, PRECISION) * k_norm_C[:, None] * beta_C[None, :]
-    at_CV = row_C[:, None] * v_stride + (h * V + v_)[None, :]
-    v_CV = tl.load(v_p + start * v_stride + at_CV, mask=here_C[:, None], other=0.0).to(DTYPE)
+    v_CV = rows_of(v_p, v_stride, start, here_C, h, C, V).to(DTYPE)
     u_VC = tl.dot(tl.trans(v_CV), tl.trans(X_CC.to(DTYPE)), input_precision=PRECISION)
     tl.store(u_p + tile * V + v_[:, None] * C + row_C[None, :], u_VC.to(DTYPE))
     X_CC = -X_CC * k_norm_C[None, :]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from perilune.cli import kernels
+from perilune.cli import kernels, kernels_list
 from perilune.cli import kernels_check as command
 from perilune.cli.main import main
 from perilune.core.errors import UnsupportedError
@@ -41,15 +41,60 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_list_names_every_op_with_signature_and_backends(capsys):
+def listed(capsys) -> dict[str, list[list[str]]]:
+    """By op: the words of each row below its signature."""
+    entries = capsys.readouterr().out.rstrip("\n").split("\n\n")[: len(OPS)]
+    heads = [entry.split("\n")[0] for entry in entries]
+    assert heads == [name + spec(name).signature for name in OPS]
+    return {
+        name: [row.split() for row in entry.split("\n")[1:]]
+        for name, entry in zip(OPS, entries, strict=True)
+    }
+
+
+def test_list_says_what_serves_each_op_on_each_device_and_why(capsys):
     assert run("list") == 0
-    entries = capsys.readouterr().out.rstrip("\n").split("\n\n")
-    assert len(entries) == len(OPS)
-    for name, entry in zip(OPS, entries, strict=True):
-        head, *paths = entry.split("\n")
-        assert head == name + spec(name).signature
-        declared = {"reference": spec(name).reference, **spec(name).backends}
-        assert dict(path.split() for path in paths) == declared
+    for name, rows in listed(capsys).items():
+        declared = spec(name)
+        for device, (what, path, *why) in zip(("cpu", "cuda"), rows, strict=False):
+            own = device in declared.backends
+            assert (what, path) == (device, declared.backends.get(device, declared.reference))
+            assert " ".join(why) == (
+                "own, declared for it" if own else "reference, since no backend is declared for it"
+            )
+
+
+def test_the_plug_ins_that_come_with_perilune_are_listed_where_they_are_missing(capsys):
+    assert run("list") == 0
+    plugins = [" ".join(words) for words in listed(capsys)["kda_chunk"][2:]]
+    assert plugins == [
+        "fla perilune.kernels.kda.plugins:fla_chunk plug-in, fla-core is not installed",
+        "flash_kda perilune.kernels.kda.plugins:flash_kda plug-in, flash_kda is not installed",
+    ]
+
+
+def test_strict_fails_and_names_what_has_no_kernel_on_a_gpu(capsys):
+    assert run("list", "--strict") == 1
+    last = capsys.readouterr().out.rstrip("\n").split("\n")[-1]
+    plain = [name for name in OPS if "cuda" not in spec(name).backends]
+    count = f"{len(plain)} op(s) would run the plain-torch reference on cuda: "
+    assert last == count + ", ".join(plain)
+
+
+def test_strict_succeeds_where_every_op_has_its_kernel(monkeypatch, capsys):
+    monkeypatch.setattr(
+        kernels_list, "spec", lambda name: replace(spec(name), backends={"cuda": "some:where"})
+    )
+    assert run("list", "--strict") == 0
+    assert "would" not in capsys.readouterr().out
+
+
+def test_strict_names_what_a_choice_keeps_from_running(monkeypatch, capsys):
+    monkeypatch.setenv("PERILUNE_KERNELS", "kda_chunk=flash_kda")
+    assert run("list", "--strict") == 1
+    out = capsys.readouterr().out
+    assert "cuda       refused: backend flash_kda of kda_chunk needs flash_kda, which is not" in out
+    assert out.endswith("1 op(s) would not run on cuda at all: kda_chunk\n")
 
 
 def test_check_counts_by_family_and_succeeds(capsys):

@@ -42,7 +42,7 @@ def test_an_op_logs_its_choice_once(caplog):
         second = op(x, weight, packing)
     assert caplog.messages == [
         "op causal_conv on cpu: perilune.kernels.causal_conv.reference:causal_conv"
-        " (no backend declared for it)"
+        " (reference, since no backend is declared for it)"
     ]
     assert torch.equal(first.y_TC, second.y_TC)
 
@@ -53,7 +53,7 @@ def test_a_declared_backend_runs_in_place_of_the_reference(monkeypatch, caplog):
     monkeypatch.setattr(registry, "load_attr", lambda path: lambda *args, **kwargs: path)
     with caplog.at_level(logging.INFO, logger=registry.__name__):
         assert Op("situ")(torch.zeros(2), 4.0, 25.0) == "somewhere:else"
-    assert caplog.messages == ["op situ on cpu: somewhere:else (declared for it)"]
+    assert caplog.messages == ["op situ on cpu: somewhere:else (own, declared for it)"]
 
 
 def test_a_backend_that_does_not_exist_raises():

@@ -11,19 +11,22 @@ from typing import Any
 from tqdm import tqdm
 
 from perilune.core.errors import UnsupportedError
+from perilune.kernels import verdict
+from perilune.kernels.plugins import find, load_all
 from perilune.kernels.registry import OPS, OpSpec, spec
+from perilune.kernels.serving import op_folder
 from perilune.kernels.testing import (
-    REFERENCE,
     TIERS,
     CheckResult,
     check,
     check_properties,
     implementations,
     is_here,
+    is_plugin,
+    refusals,
     use_interpreter,
 )
 
-BACKENDS = (REFERENCE, "cpu", "cuda")
 _COLUMNS = ("op", "backend", "family", "checks", "red", "refused")
 _VERBOSE_COLUMNS = ("op", "backend", "family", "case", "what", "error", "bound", "seed", "")
 
@@ -34,8 +37,9 @@ def add_arguments(actions: Any) -> None:
     checks.add_argument("op", nargs="?", metavar="OP", help="one op (default: all)")
     checks.add_argument(
         "--backend",
-        choices=BACKENDS,
-        help="only the reference, or only what runs on that device (default: all that can run)",
+        metavar="NAME",
+        help="only the reference, only what runs on that device (cpu, cuda), or only that plug-in,"
+        " which may serve when all is green (default: perilune's own that can run)",
     )
     checks.add_argument(
         "--tier",
@@ -60,7 +64,7 @@ def run_check(args: argparse.Namespace) -> int:
     Raises:
         UnsupportedError: there is no op of the given name, or no such device here.
     """
-    specs = [spec(args.op)] if args.op is not None else [spec(name) for name in OPS]
+    specs = [spec(name) for name in _asked(args.op, args.backend)]
     tier = args.tier or ("gpu" if is_here("cuda") else "cpu")
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
     runnable = _runnable(specs, args.backend, tier)
@@ -73,7 +77,43 @@ def run_check(args: argparse.Namespace) -> int:
         print(f"\nnot checked here: {left_out}")
     print(f"\n{len(results)} checks of {len(runnable)} op(s), tier {tier}: {len(red)} red")
     print(f"seed {seed} beside the fixed ones (repeat with --seed {seed})")
+    if args.backend is not None and is_plugin(args.backend):
+        for op in runnable:
+            print(_settled(op, args.backend, tier, results, seed))
     return 1 if red else 0
+
+
+def _asked(op: str | None, backend: str | None) -> list[str]:
+    """That op, or all ops: of a plug-in those that it is registered for."""
+    if op is not None:
+        return [op]
+    if backend is None or not is_plugin(backend):
+        return list(OPS)
+    served = {each.plugin.op for each in load_all(backend).registered}
+    if not served:
+        find("any", backend)
+    return [name for name in OPS if name in served]
+
+
+def _settled(op: OpSpec, backend: str, tier: str, results: Sequence[CheckResult], seed: int) -> str:
+    """Keeps the verdict on a plug-in, or takes an earlier one back; what that means to the user."""
+    mine = [result for result in results if result.op == op.name]
+    green = all(result.passed for result in mine)
+    lines = []
+    for each in implementations(op, backend, tier):
+        assert each.plugin is not None
+        where = verdict.device_name(each.device)
+        if not green:
+            verdict.forget(each.plugin, each.device)
+            lines.append(f"{each.plugin} may not serve {op.name} on {where}")
+            continue
+        counts = {"checks": len(mine), "refused": sum(result.refused for result in mine)}
+        path = verdict.write(op_folder(op), each.plugin, each.device, **counts, seed=seed)
+        lines.append(
+            f"{each.plugin} may serve {op.name} on {where}, with"
+            f" PERILUNE_KERNELS={op.name}={backend} (kept in {path})"
+        )
+    return "\n".join(lines)
 
 
 def _runnable(specs: Sequence[OpSpec], backend: str | None, tier: str) -> list[OpSpec]:
@@ -104,8 +144,10 @@ def _results(
     with tqdm(total=len(specs), unit="op", leave=False, disable=not sys.stderr.isatty()) as bar:
         for op in specs:
             bar.set_description(op.name)
-            yield from check(op, seed=seed, backend=backend, tier=tier)
-            yield from check_properties(op, drawn=seed, backend=backend, tier=tier, truths=truths)
+            found = list(check(op, seed=seed, backend=backend, tier=tier))
+            found += check_properties(op, drawn=seed, backend=backend, tier=tier, truths=truths)
+            yield from found
+            yield from refusals(op, implementations(op, backend, tier), found, seed)
             bar.update()
 
 
@@ -123,7 +165,9 @@ def unchecked(specs: Sequence[OpSpec], tier: str) -> list[str]:
 def described(result: CheckResult) -> str:
     """A red check in words: the input that reveals it, and how to see it again."""
     where = f"{result.op}, {result.backend}, {result.family}, {result.case}: {result.what}"
-    again = f"perilune kernels check {result.op} --seed {result.seed}"
+    backend = result.backend.split()[0]
+    named = f" --backend {backend}" if is_plugin(backend) else ""
+    again = f"perilune kernels check {result.op}{named} --seed {result.seed}"
     return f"{where}: error {result.error:.1e}, bound {result.bound:.0e} ({again})"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from perilune.core.errors import ConfigError
 
@@ -19,3 +20,25 @@ def num_threads() -> int | None:
     if not value.isdecimal() or int(value) < 1:
         raise ConfigError(f"PERILUNE_THREADS must be a positive whole number, not {value!r}")
     return int(value)
+
+
+def cache_dir() -> Path:
+    """Perilune's folder under XDG_CACHE_HOME, by default ~/.cache; it may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perilune"
+
+
+def kernel_choices() -> dict[str, str]:
+    """PERILUNE_KERNELS: from op to the backend that is to serve it, `OP=BACKEND,OP=BACKEND`.
+
+    Raises:
+        ConfigError: a part is not of that form, or an op stands there twice.
+    """
+    choices: dict[str, str] = {}
+    for part in filter(None, os.environ.get("PERILUNE_KERNELS", "").split(",")):
+        op, _, backend = (word.strip() for word in part.partition("="))
+        if not op or not backend:
+            raise ConfigError(f"PERILUNE_KERNELS must be OP=BACKEND,OP=BACKEND, not {part!r}")
+        if op in choices:
+            raise ConfigError(f"PERILUNE_KERNELS chooses a backend for {op} twice")
+        choices[op] = backend
+    return choices

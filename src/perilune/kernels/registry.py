@@ -1,7 +1,8 @@
 """Every op, declared once: its signature, its truth, its backends, its cases and tolerances.
 
 The model calls an op through `resolve(name)`. A backend is chosen by device once, the choice is
-logged with its reason, and an unsupported one raises: nothing falls back silently.
+logged with its reason, and an unsupported one raises: nothing falls back silently. `choose`, or the
+environment variable PERILUNE_KERNELS, puts another package's backend in its place.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
+from perilune.core.env import kernel_choices
 from perilune.core.errors import UnsupportedError
+from perilune.kernels.plugins import find, load_run
+from perilune.kernels.serving import Choice, serving
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +93,53 @@ def spec(name: str) -> OpSpec:
     return load_attr(OPS[name])
 
 
+_ops: WeakSet[Op] = WeakSet()
+_choices: dict[str, str | None] = {}
+
+
+def choose(op: str, backend: str | None) -> None:
+    """From here on plug-in `backend` serves `op` in this process; None: perilune's own again.
+
+    It comes before PERILUNE_KERNELS. That the plug-in passed its check is asked when the op is
+    next called.
+
+    Raises:
+        UnsupportedError: there is no such op, or no such plug-in of it.
+    """
+    spec(op)
+    if backend is not None:
+        find(op, backend)
+    _choices[op] = backend
+    for each in list(_ops):
+        if each.name == op:
+            each.forget()
+
+
+def choice(op: str) -> Choice | None:
+    """The plug-in that `choose` or PERILUNE_KERNELS names for `op`.
+
+    Raises:
+        ConfigError: PERILUNE_KERNELS is not of its form.
+        UnsupportedError: it names an op that does not exist.
+    """
+    named = kernel_choices()
+    for unknown in (name for name in named if name not in OPS):
+        raise UnsupportedError(
+            f"PERILUNE_KERNELS names an unknown op {unknown!r}; known: {', '.join(OPS)}"
+        )
+    backend, by = named.get(op), "PERILUNE_KERNELS"
+    if op in _choices:
+        backend, by = _choices[op], "choose()"
+    return None if backend is None else Choice(backend, by)
+
+
 class Op:
     """A callable op; picks its implementation by the device of its first tensor, once a device."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._chosen: dict[str, Callable[..., Any]] = {}
+        _ops.add(self)
 
     def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         kind = x.device.type
@@ -103,12 +149,14 @@ class Op:
         return run(x, *args, **kwargs)
 
     def _choose(self, kind: str) -> Callable[..., Any]:
-        declared = spec(self.name)
-        path = declared.backends.get(kind, declared.reference)
-        why = "declared for it" if kind in declared.backends else "no backend declared for it"
+        path, why, plugin = serving(spec(self.name), kind, choice(self.name))
         log.info("op %s on %s: %s (%s)", self.name, kind, path, why)
-        self._chosen[kind] = load_attr(path)
+        self._chosen[kind] = load_attr(path) if plugin is None else load_run(plugin)
         return self._chosen[kind]
+
+    def forget(self) -> None:
+        """Chooses anew at the next call."""
+        self._chosen.clear()
 
 
 def resolve(name: str) -> Op:

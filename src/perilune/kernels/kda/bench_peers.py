@@ -1,8 +1,7 @@
-"""How other KDA kernels are called, at their best setting.
+"""Other KDA kernels as peers, at their best setting.
 
-fla-core 0.6: `chunk_kda` on its Triton path (a state that is stored K first never goes to FlashKDA)
-and the recurrence of `fused_recurrent_kda`, state in place. FlashKDA: `fwd`, and `fwd_cp` where it
-has one, with states stored V first. All compute gate, L2 norm and beta themselves.
+fla-core 0.6: `chunk_kda` on its Triton path, and the recurrence of `fused_recurrent_kda`, state in
+place. FlashKDA: `fwd`, and `fwd_cp` where it has one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,13 @@ from torch import Tensor
 from perilune.core.errors import UnsupportedError
 from perilune.kernels.bench.cases import Bound, Peer
 from perilune.kernels.bench.inputs import projection
-from perilune.kernels.common.packing import Packing
+from perilune.kernels.kda.peers import (
+    IN_KERNEL,
+    Prefill,
+    fla_arguments,
+    flash_arguments,
+    unbatched,
+)
 from perilune.kernels.registry import Inputs
 
 
@@ -31,12 +36,6 @@ FLA_DECODE = _peer("fla fused_recurrent_kda", "fla-core", "fla", "fla_decode")
 FLASH = _peer("FlashKDA", "flash_kda", "flash_kda", "flash_kda")
 FLASH_SPLIT = _peer("FlashKDA fwd_cp", "flash_kda", "flash_kda", "flash_kda_split")
 
-_IN_KERNEL = {
-    "use_qk_l2norm_in_kernel": True,
-    "use_gate_in_kernel": True,
-    "use_beta_sigmoid_in_kernel": True,
-}
-
 
 def fla_chunk(inputs: Inputs, backward: bool) -> Bound:
     return _fla_chunk(inputs, backward, kept=False)
@@ -49,23 +48,9 @@ def fla_chunk_kept(inputs: Inputs, backward: bool) -> Bound:
 
 def _fla_chunk(inputs: Inputs, backward: bool, *, kept: bool) -> Bound:
     chunk_kda = import_module("fla.ops.kda").chunk_kda
-    lower_bound = inputs["lower_bound"]
-    arguments = (
-        _rows(inputs)
-        | _IN_KERNEL
-        | {
-            "A_log": inputs["A_log_H"],
-            "dt_bias": inputs["dt_bias_HK"].flatten(),
-            "scale": inputs["q_THK"].shape[-1] ** -0.5,
-            "initial_state": inputs["state_NHKV"],
-            "output_final_state": True,
-            "safe_gate": lower_bound is not None,
-            "lower_bound": lower_bound,
-            "disable_recompute": kept,
-        }
-    )
+    arguments = fla_arguments(Prefill(**inputs)) | {"disable_recompute": kept}
     if not backward:
-        return Bound(lambda: chunk_kda(**arguments), _unbatched)
+        return Bound(lambda: chunk_kda(**arguments), _as_ours)
     leaves = [x for x in arguments.values() if isinstance(x, Tensor) and x.requires_grad]
     grad_outputs: list[Tensor] = []
 
@@ -77,26 +62,11 @@ def _fla_chunk(inputs: Inputs, backward: bool, *, kept: bool) -> Bound:
         torch.autograd.grad([o_BLHV, state_NHKV], leaves, grad_outputs)
         return o_BLHV, state_NHKV
 
-    return Bound(call, _unbatched)
+    return Bound(call, _as_ours)
 
 
-def _rows(inputs: Inputs) -> dict[str, Any]:
-    """[T, ...] as [B, L, ...] where all are equally long, otherwise as one row with offsets."""
-    packing: Packing = inputs["packing"]
-    b = packing.num_sequences if packing.is_dense else 1
-    names = {"q": "q_THK", "k": "k_THK", "v": "v_THV", "g": "z_THK", "beta": "b_TH"}
-    rows: dict[str, Any] = {
-        name: inputs[ours].view(b, -1, *inputs[ours].shape[1:]) for name, ours in names.items()
-    }
-    if not packing.is_dense:
-        offsets = torch.tensor(packing.cu_seqlens)
-        rows |= {"cu_seqlens": offsets.to(inputs["q_THK"].device)}
-    return rows
-
-
-def _unbatched(out: Any) -> list[Tensor]:
-    o_BLHV, state_NHKV = out
-    return [o_BLHV.flatten(0, 1), state_NHKV]
+def _as_ours(out: Any) -> list[Tensor]:
+    return unbatched(*out)
 
 
 def fla_decode(inputs: Inputs, backward: bool) -> Bound:
@@ -104,7 +74,7 @@ def fla_decode(inputs: Inputs, backward: bool) -> Bound:
     forward = import_module("fla.ops.kda.fused_recurrent").fused_recurrent_kda_fwd
     names = {"q": "q_NHK", "k": "k_NHK", "v": "v_NHV", "g": "z_NHK", "beta": "b_NH"}
     arguments = {name: inputs[ours][:, None] for name, ours in names.items()}
-    arguments |= _IN_KERNEL | {
+    arguments |= IN_KERNEL | {
         "A_log": inputs["A_log_H"],
         "dt_bias": inputs["dt_bias_HK"].flatten(),
         "scale": inputs["q_NHK"].shape[-1] ** -0.5,
@@ -130,18 +100,10 @@ def _flash(inputs: Inputs, function: str) -> Bound:
     if not hasattr(module, function):
         raise UnsupportedError(f"this version has no {function}")
     run = getattr(module, function)
-    arguments = _rows(inputs) | {
-        "A_log": inputs["A_log_H"],
-        "dt_bias": inputs["dt_bias_HK"],
-        "scale": inputs["q_THK"].shape[-1] ** -0.5,
-        "lower_bound": inputs["lower_bound"],
-        "initial_state": inputs["state_NHKV"].mT.contiguous(),
-    }
-    out = torch.empty_like(arguments["v"])
-    final = torch.empty_like(arguments["initial_state"])
+    arguments = flash_arguments(Prefill(**inputs))
 
     def call() -> Any:
-        run(**arguments, out=out, final_state=final)
-        return out, final.mT
+        run(**arguments)
+        return arguments["out"], arguments["final_state"].mT
 
-    return Bound(call, _unbatched)
+    return Bound(call, _as_ours)

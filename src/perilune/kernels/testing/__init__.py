@@ -7,9 +7,11 @@ from perilune.kernels.testing.implementation import (
     Implementation,
     implementations,
     is_here,
+    is_plugin,
     use_interpreter,
 )
 from perilune.kernels.testing.properties import check_properties
+from perilune.kernels.testing.refusals import refusals
 from perilune.kernels.testing.result import CheckResult
 from perilune.kernels.testing.tiers import TIERS
 
@@ -22,6 +24,8 @@ __all__ = [
     "check_properties",
     "implementations",
     "is_here",
+    "is_plugin",
+    "refusals",
     "relative_error",
     "use_interpreter",
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import torch
 
-from perilune.kernels.registry import Inputs, OpSpec, load_attr
+from perilune.core.errors import UnsupportedError
+from perilune.kernels.registry import Inputs, OpSpec, Tolerance, load_attr
 from perilune.kernels.testing.compare import Results, compare
 from perilune.kernels.testing.implementation import Implementation, implementations
 from perilune.kernels.testing.result import CheckResult
@@ -19,7 +21,8 @@ def check(
     """Every case of `implementations(spec, backend, tier)` in each dtype served.
 
     The oracle runs in float64 on the same inputs. An implementation runs twice: with gradients,
-    and as in inference, where it may take another path.
+    and as in inference, where it may take another path. What it refuses in an `UnsupportedError`
+    passes and is marked.
 
     Raises:
         UnsupportedError: a device is asked for that is not here.
@@ -32,12 +35,34 @@ def check(
             inputs = make(generator, dtype)
             want = with_inference(run(load_attr(spec.oracle), as_double(inputs), grad=True))
             for each in serving:
-                # The interpreter is slow, and a kernel the same in both modes.
-                modes = (True,) if each.interpreted else (True, False)
-                got = run_in(each, inputs, modes)
-                asked = want if False in modes else _forward_and_gradients(want)
-                for found in compare(got, asked, each.tolerance[dtype]):
-                    yield CheckResult(spec.name, name, each.label(dtype), *found, seed=seed)
+                label = each.label(dtype)
+                for found in _findings(each, inputs, want, each.tolerance[dtype]):
+                    what, error, bound, refused = found
+                    yield CheckResult(
+                        spec.name, name, label, what, error, bound, seed=seed, refused=refused
+                    )
+
+
+def _findings(
+    each: Implementation, inputs: Inputs, want: Results, tolerance: Tolerance
+) -> Iterator[tuple[str, float, float, bool]]:
+    """What is compared, and with it what is refused or fails, with gradients and without."""
+    # The interpreter is slow, and a kernel the same in both modes.
+    for grad in (True,) if each.interpreted else (True, False):
+        how = "with gradients" if grad else "in inference"
+        asked = {what: x for what, x in want.items() if what.startswith("inference ") != grad}
+        try:
+            got = run_in(each, inputs, (grad,))
+        except UnsupportedError as error:
+            yield f"{how} refused: {error}", 0.0, 0.0, True
+        # A plug-in may raise anything, and whatever it raises is a finding.
+        except Exception as error:
+            if each.plugin is None:
+                raise
+            yield f"{how} raised {type(error).__name__}: {error}", math.inf, 0.0, False
+        else:
+            for finding in compare(got, asked, tolerance):
+                yield *finding, False
 
 
 def with_inference(want: Results) -> Results:
@@ -46,13 +71,9 @@ def with_inference(want: Results) -> Results:
     return want | {f"inference {what}": x for what, x in forward.items()}
 
 
-def _forward_and_gradients(want: Results) -> Results:
-    return {what: x for what, x in want.items() if not what.startswith("inference ")}
-
-
 def run_in(each: Implementation, inputs: Inputs, modes: Iterable[bool]) -> Results:
     """With gradients (True), and as in inference (False)."""
-    op, results = load_attr(each.path), {}
+    op, results = each.load(), {}
     for grad in modes:
         copies = placed(inputs, each.device, grad=grad, guarded=each.interpreted)
         found = run(op, copies, grad=grad, guarded=each.interpreted)

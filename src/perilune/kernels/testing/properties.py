@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from perilune.core.errors import UnsupportedError
@@ -92,7 +93,7 @@ def _subjects(
         for width in _widths(traits, sizes):
             yield Subject(
                 spec=spec,
-                traits=traits,
+                traits=_claimed(traits, each),
                 implementation=each,
                 dtype=dtype,
                 sizes=sizes,
@@ -100,6 +101,20 @@ def _subjects(
                 seeds=(*FIXED_SEEDS, drawn),
                 truths=truths,
             )
+
+
+def _claimed(traits: Traits, each: Implementation) -> Traits:
+    """With what a plug-in claims of itself; an own backend stands there already."""
+    if each.plugin is None:
+        return traits
+    plugin, name = each.plugin.plugin, each.backend
+    ahead = {name} if plugin.rounding_sees_ahead else set()
+    return replace(
+        traits,
+        rounding_sees_ahead=traits.rounding_sees_ahead | ahead,
+        batch_invariant={**traits.batch_invariant, name: plugin.batch_invariant},
+        graphs=traits.graphs | ({name} if plugin.graphs else set()),
+    )
 
 
 def _widths(traits: Traits, sizes: Sizes) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ class Subject:
 
     @property
     def op(self) -> Callable[..., Any]:
-        return load_attr(self.implementation.path)
+        return self.implementation.load()
 
     @property
     def tolerance(self) -> Tolerance:
@@ -66,7 +66,9 @@ class Subject:
 
     @cached_property
     def trains(self) -> bool:
-        """Whether an input asks for a gradient."""
+        """Whether an input asks for a gradient, and the implementation gives any."""
+        if self.implementation.forward_only:
+            return False
         probe = self.traits.make(torch.Generator(), self.dtype, self.shapes[0], self.width)
         return any(isinstance(x, torch.Tensor) and x.requires_grad for x in probe.values())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from perilune.kernels.common.cases import EXACT_FP32, normal
+from perilune.kernels.common.cases import BF16, EXACT_FP32, normal
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import Inputs, OpSpec
 
@@ -42,6 +42,7 @@ CONV = OpSpec(
     signature="(x_TC, weight_CW, packing, window_NWC) -> (y_TC, window_NWC)",
     reference="perilune.kernels.causal_conv.reference:causal_conv",
     oracle="perilune.kernels.causal_conv.oracle:causal_conv",
+    backends={"cuda": "perilune.kernels.causal_conv.triton:causal_conv"},
     cases={
         "one_token": lambda g, d: _inputs(g, d, (1,), window=True),
         "shorter_than_window": lambda g, d: _inputs(g, d, (2, 1, 9), window=True),
@@ -49,6 +50,7 @@ CONV = OpSpec(
         "segmented_rows": _segmented,
     },
     tolerance=EXACT_FP32,
+    backend_tolerance={"cuda": EXACT_FP32 | BF16},
     traits="perilune.kernels.causal_conv.traits:CONV",
 )
 DECODE = OpSpec(

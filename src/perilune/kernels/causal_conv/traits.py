@@ -45,6 +45,8 @@ CONV = Traits(
     full_widths=(1536,),
     scaled=("x_TC",),
     one_token=OneToken("causal_conv_decode", _one_token),
+    batch_invariant={"cuda": 256},
+    graphs=frozenset({"cuda"}),
 )
 DECODE = Traits(
     make=_rows,

@@ -98,7 +98,8 @@ def test_strict_names_what_a_choice_keeps_from_running(monkeypatch, capsys):
 
 
 def test_check_counts_by_family_and_succeeds(capsys):
-    assert run("check", "causal_conv", "--tier", "cpu", "--seed", "5") == 0
+    reference = ("--backend", "reference", "--tier", "cpu")
+    assert run("check", "causal_conv", *reference, "--seed", "5") == 0
     out = capsys.readouterr()
     head, *rows = out.out.rstrip("\n").split("\n")
     assert head.split() == ["op", "backend", "family", "checks", "red", "refused"]

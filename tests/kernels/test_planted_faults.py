@@ -24,7 +24,7 @@ from perilune.kernels.norm.reference import rms_norm
 from perilune.kernels.registry import OPS, spec
 from perilune.kernels.router.reference import Routes, route
 from perilune.kernels.situ.reference import situ_glu
-from perilune.kernels.testing import check, conformance
+from perilune.kernels.testing import check, implementation
 
 Run = Callable[..., Any]
 
@@ -464,7 +464,7 @@ def planted(op: str, run: Run, monkeypatch, backend: str = "") -> registry.OpSpe
     """Op `op` with `run` for its reference, or for one of its backends."""
     declared = spec(op)
     monkeypatch.setattr(
-        conformance,
+        implementation,
         "load_attr",
         lambda path: run if path == "planted:fault" else registry.load_attr(path),
     )

@@ -46,7 +46,8 @@ def run_list(args: argparse.Namespace) -> int:
     served = {name: list(serving_rows(spec(name))) for name in OPS}
     for name, rows in served.items():
         plugins = [each for each in registered if each.plugin.op == name]
-        print(described(spec(name), [*rows, *plugin_rows(spec(name), plugins)]), end="\n\n")
+        print(described(spec(name), [*rows, *plugin_rows(spec(name), plugins)]))
+        print()
     strangers = [
         Broken(each.name, each.by, f"it is for op {each.plugin.op!r}, which is unknown here")
         for each in registered

@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from perilune import __version__
 from perilune.core.env import cache_dir
 from perilune.core.errors import UnsupportedError
 from perilune.kernels.plugins import Registered, version_of
@@ -111,8 +110,8 @@ def made_with(op_folder: Path, found: Registered, device: str) -> dict[str, str]
         "device": device_name(device),
         found.distribution: found.version or "",
         found.by: version_of(found.by) or "",
-        "perilune": __version__,
-        "torch": torch.__version__,
+        "perilune": version_of("perilune") or "",
+        "torch": str(torch.__version__),
         "triton": version_of("triton") or "not installed",
         "source of the op": _digest(op_folder.glob("*.py")),
         "source of the checks": _digest([*shared, KERNELS / "traits.py"]),

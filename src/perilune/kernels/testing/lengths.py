@@ -10,6 +10,8 @@ from perilune.kernels.testing.result import Case, Finding
 from perilune.kernels.testing.slicing import num_sequences, of_sequences, results_of
 from perilune.kernels.testing.subject import Draw, Subject, against_truth
 
+REFUSED_OR_EMPTY = "refused or empty"
+
 
 def lengths(subject: Subject) -> Iterator[Case]:
     """One sequence (or that many tokens) of each length, against the truth."""
@@ -40,12 +42,12 @@ def _nothing(subject: Subject, draw: Draw) -> Iterator[Finding]:
         inputs = draw(0)
         got = subject.run(inputs)
     except (UnsupportedError, ValueError):
-        yield holds("refused or empty", True)
+        yield holds(REFUSED_OR_EMPTY, True)
         return
     for index, axis in subject.traits.token_outputs.items():
         yield holds(f"output {index} empty", got[f"output {index}"].shape[axis] == 0)
     if not subject.traits.token_outputs:
-        yield holds("refused or empty", False)
+        yield holds(REFUSED_OR_EMPTY, False)
     for name in subject.traits.in_place:
         yield from identical({name: got[f"after {name}"].cpu()}, {name: inputs[name].detach()})
 

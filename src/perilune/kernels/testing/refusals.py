@@ -10,9 +10,8 @@ from torch import Tensor
 from perilune.kernels.registry import OpSpec
 from perilune.kernels.testing.compare import holds
 from perilune.kernels.testing.implementation import Implementation
+from perilune.kernels.testing.lengths import REFUSED_OR_EMPTY
 from perilune.kernels.testing.result import CheckResult
-
-_RUNS_NOTHING = "source"
 
 
 def refusals(
@@ -26,13 +25,18 @@ def refusals(
             mine = [r for r in results if (r.op, r.backend) == (spec.name, label)]
             if not any(r.refused for r in mine):
                 continue
-            ran = [r for r in mine if r.family != _RUNS_NOTHING and not r.refused]
+            ran = [r for r in mine if not (r.refused or _shows_nothing(r))]
             shown = {"something is served": bool(ran)}
             if not each.forward_only and _asks_for_gradients(spec, dtype):
                 shown["a gradient is served"] = any(r.what.startswith("grad ") for r in ran)
             for what, true in shown.items():
                 finding = holds(what, true)
                 yield CheckResult(spec.name, "all inputs", label, *finding, "refusals", seed)
+
+
+def _shows_nothing(result: CheckResult) -> bool:
+    """What passes without a run."""
+    return result.family == "source" or result.what == REFUSED_OR_EMPTY
 
 
 def _asks_for_gradients(spec: OpSpec, dtype: torch.dtype) -> bool:

@@ -10,9 +10,13 @@ from perilune.kernels.registry import Inputs, OpSpec
 
 
 def _inputs(
-    generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...], window: bool
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    lengths: tuple[int, ...],
+    window: bool,
+    w: int = 4,
 ) -> Inputs:
-    n, c, w = len(lengths), 6, 4
+    n, c = len(lengths), 6
     return {
         "x_TC": normal(generator, dtype, sum(lengths), c),
         "weight_CW": normal(generator, dtype, c, w),
@@ -21,12 +25,19 @@ def _inputs(
     }
 
 
-def _segmented(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    inputs = _inputs(generator, dtype, (9, 9), window=False)
-    inputs["packing"] = Packing.rows(
-        torch.tensor([[0, 0, 1, 2, 2, 2, 2, 2, 3], [0, 0, 0, 0, 0, 1, 1, 1, 1]])
-    )
+def _segmented(
+    generator: torch.Generator, dtype: torch.dtype, *documents: tuple[tuple[int, int], ...]
+) -> Inputs:
+    """A row each, of (number, tokens) of its documents."""
+    segment_BL = torch.tensor([[n for n, size in row for _ in range(size)] for row in documents])
+    inputs = _inputs(generator, dtype, (segment_BL.shape[1],) * len(documents), window=False)
+    inputs["packing"] = Packing.rows(segment_BL)
     return inputs
+
+
+_SHORT = (((0, 2), (1, 1), (2, 5), (3, 1)), ((0, 5), (1, 4)))
+_LONG = (((0, 14), (1, 23), (2, 4)), ((0, 41),))
+_NUMBERED_AGAIN = (((0, 3), (1, 1), (0, 1), (1, 2), (0, 2)),)
 
 
 def _decode_inputs(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
@@ -47,7 +58,11 @@ CONV = OpSpec(
         "one_token": lambda g, d: _inputs(g, d, (1,), window=True),
         "shorter_than_window": lambda g, d: _inputs(g, d, (2, 1, 9), window=True),
         "no_window": lambda g, d: _inputs(g, d, (5, 3), window=False),
-        "segmented_rows": _segmented,
+        "two_taps": lambda g, d: _inputs(g, d, (1, 9), window=True, w=2),
+        "five_taps": lambda g, d: _inputs(g, d, (3, 9), window=True, w=5),
+        "segmented_rows": lambda g, d: _segmented(g, d, *_SHORT),
+        "long_documents": lambda g, d: _segmented(g, d, *_LONG),
+        "documents_numbered_again": lambda g, d: _segmented(g, d, *_NUMBERED_AGAIN),
     },
     tolerance=EXACT_FP32,
     backend_tolerance={"cuda": EXACT_FP32 | BF16},

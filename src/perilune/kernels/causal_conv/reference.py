@@ -47,8 +47,12 @@ def causal_conv(
 
 def _same_document(segment_BL: Tensor, back: int) -> Tensor:
     """1.0 where the token `back` places earlier exists in the row and belongs to the document."""
+    begins_BL = torch.ones_like(segment_BL, dtype=torch.bool)
+    begins_BL[:, 1:] = segment_BL[:, 1:] != segment_BL[:, :-1]
+    # A number may come back after another document.
+    document_BL = begins_BL.cumsum(1)
     same = torch.zeros_like(segment_BL, dtype=torch.bool)
-    same[:, back:] = segment_BL[:, back:] == segment_BL[:, :-back]
+    same[:, back:] = document_BL[:, back:] == document_BL[:, :-back]
     return same
 
 

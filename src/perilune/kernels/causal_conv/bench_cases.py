@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from perilune.kernels.bench.cases import Bench, Case, Make, Work, drawn, num_bytes
+from perilune.kernels.causal_conv.bench_peers import FLA
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import Inputs
 
@@ -47,6 +48,7 @@ def work(inputs: Inputs, backward: bool) -> Work:
 
 
 _GPU = {"device": "cuda", "dtype": torch.bfloat16}
+_BESIDE = _GPU | {"peers": (FLA,)}
 
 BENCHES = {
     "causal_conv": Bench(
@@ -55,9 +57,9 @@ BENCHES = {
         cases={
             "T256_C1024": Case(make=packed((256,), 1024)),
             "T128_C1024_backward": Case(make=packed((128,), 1024), backward=True),
-            "T8192_C36864": Case(make=packed((8192,), CHANNELS), **_GPU),
-            "8x1024_C36864": Case(make=packed((1024,) * 8, CHANNELS), **_GPU),
-            "T8192_C36864_backward": Case(make=packed((8192,), CHANNELS), backward=True, **_GPU),
+            "T8192_C36864": Case(make=packed((8192,), CHANNELS), **_BESIDE),
+            "8x1024_C36864": Case(make=packed((1024,) * 8, CHANNELS), **_BESIDE),
+            "T8192_C36864_backward": Case(make=packed((8192,), CHANNELS), backward=True, **_BESIDE),
         },
     ),
     "causal_conv_decode": Bench(

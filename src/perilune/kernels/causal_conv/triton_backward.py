@@ -142,7 +142,8 @@ def _backward(
             if (walk[1] >= W - 1) & unbroken(segment_p, t, U):
                 walk = _tokens(t, walk, taps, run, memory, c_, C, W, False, PTX, U, False)
             else:
-                walk = _tokens(t, walk, taps, run, memory, c_, C, W, True, PTX, U, False)
+                for one in range(t, t + U):
+                    walk = _tokens(one, walk, taps, run, memory, c_, C, W, True, PTX, 1, False)
         else:
             walk = _tokens(t, walk, taps, run, memory, c_, C, W, False, PTX, U, False)
     for t in range(edge, stop + W - 1, U):
@@ -172,7 +173,7 @@ def _tokens(
 
     Without EDGE all of these, and those whose gradients close, belong to the run and to no window.
     """
-    start, stop, first, end = run
+    _, stop, first, end = run
     x, dy, segment_p, _, _, _ = memory
     rows, drows = (), ()
     for u in tl.static_range(U):
@@ -187,7 +188,8 @@ def _tokens(
             fresh = begins(segment_p, t + u, first, end)
             reach = tl.where(fresh, 0, reach + 1)
             past = forget(past, fresh, W)
-        inputs = past + (rows[u].to(tl.float32),)
+        inputs = past
+        inputs += (rows[u].to(tl.float32),)
         y_C, s_C = convolved(inputs, taps, W, PTX)
         # dy d(y s)/dy, with the slope of silu as s + s (y - y s).
         g_C = drows[u].to(tl.float32) * (s_C * (y_C - y_C * s_C) + s_C)

@@ -103,7 +103,8 @@ def _forward(
             if unbroken(segment_p, t, U):
                 past = _tokens(t, past, taps, run, memory, c_, C, W, False, PTX, U, False)
             else:
-                past = _tokens(t, past, taps, run, memory, c_, C, W, True, PTX, U, False)
+                for one in range(t, t + U):
+                    past = _tokens(one, past, taps, run, memory, c_, C, W, True, PTX, 1, False)
         else:
             past = _tokens(t, past, taps, run, memory, c_, C, W, False, PTX, U, False)
     if edge < stop:
@@ -143,7 +144,8 @@ def _tokens(
     for u in tl.static_range(U):
         if SEGMENTED:
             past = forget(past, begins(segment_p, t + u, first, stop), W)
-        inputs = past + (rows[u].to(tl.float32),)
+        inputs = past
+        inputs += (rows[u].to(tl.float32),)
         y_C, s_C = convolved(inputs, taps, W, PTX)
         here_C = c_ < C
         if EDGE:

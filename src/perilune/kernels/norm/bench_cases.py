@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from perilune.kernels.bench.cases import Bench, Case, Make, Work, drawn, num_bytes
+from perilune.kernels.norm.bench_peers import FLA, FLA_GATED
 from perilune.kernels.registry import Inputs
 
 
@@ -30,7 +31,8 @@ def work(inputs: Inputs, backward: bool) -> Work:
     return Work(passes * num_bytes(x), 4 * x.numel() * (3 if backward else 1))
 
 
-_GPU = {"device": "cuda", "dtype": torch.bfloat16}
+_GPU = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLA,)}
+_GATED = _GPU | {"peers": (FLA_GATED,)}
 
 BENCHES = {
     "rms_norm": Bench(
@@ -39,6 +41,7 @@ BENCHES = {
         cases={
             "T8_D16384": Case(make=rows(8, 16384)),
             "T8192_D7168": Case(make=rows(8192, 7168), **_GPU),
+            "T8192_D7168_backward": Case(make=rows(8192, 7168), backward=True, **_GPU),
         },
     ),
     "gated_rms_norm": Bench(
@@ -46,9 +49,9 @@ BENCHES = {
         work=work,
         cases={
             "T8_H96_D128": Case(make=rows(8, 96, 128, gated=True)),
-            "T8192_H96_D128": Case(make=rows(8192, 96, 128, gated=True), **_GPU),
+            "T8192_H96_D128": Case(make=rows(8192, 96, 128, gated=True), **_GATED),
             "T8192_H96_D128_backward": Case(
-                make=rows(8192, 96, 128, gated=True), backward=True, **_GPU
+                make=rows(8192, 96, 128, gated=True), backward=True, **_GATED
             ),
         },
     ),

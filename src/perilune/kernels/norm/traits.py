@@ -44,7 +44,8 @@ RMS_NORM = Traits(
     full_widths=(2304,),
     scaled=("x_D",),
     serves={"cpu": _cpu_serves},
-    batch_invariant={"cpu": MAX_TOKENS},
+    batch_invariant={"cpu": MAX_TOKENS, "cuda": 256},
+    graphs=frozenset({"cuda"}),
 )
 GATED_RMS_NORM = Traits(
     make=_make_gated,
@@ -53,5 +54,6 @@ GATED_RMS_NORM = Traits(
     full_widths=(128,),
     scaled=("x_D", "gate_D"),
     serves={"cpu": _cpu_serves},
-    batch_invariant={"cpu": MAX_TOKENS},
+    batch_invariant={"cpu": MAX_TOKENS, "cuda": 256},
+    graphs=frozenset({"cuda"}),
 )

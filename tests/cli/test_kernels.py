@@ -11,6 +11,7 @@ from perilune.cli import kernels, kernels_list
 from perilune.cli import kernels_check as command
 from perilune.cli.main import main
 from perilune.core.errors import UnsupportedError
+from perilune.kernels import plugins
 from perilune.kernels.norm.reference import rms_norm
 from perilune.kernels.registry import OPS, spec
 from perilune.kernels.testing import CheckResult, implementation
@@ -64,10 +65,16 @@ def test_list_says_what_serves_each_op_on_each_device_and_why(capsys):
             )
 
 
+@pytest.fixture
+def no_packages(monkeypatch):
+    monkeypatch.setattr(plugins, "version_of", lambda distribution: None)
+
+
+@pytest.mark.usefixtures("no_packages")
 def test_the_plug_ins_that_come_with_perilune_are_listed_where_they_are_missing(capsys):
     assert run("list") == 0
-    plugins = [" ".join(words) for words in listed(capsys)["kda_chunk"][2:]]
-    assert plugins == [
+    rows = [" ".join(words) for words in listed(capsys)["kda_chunk"][2:]]
+    assert rows == [
         "fla perilune.kernels.kda.plugins:fla_chunk plug-in, fla-core is not installed",
         "flash_kda perilune.kernels.kda.plugins:flash_kda plug-in, flash_kda is not installed",
     ]
@@ -89,6 +96,7 @@ def test_strict_succeeds_where_every_op_has_its_kernel(monkeypatch, capsys):
     assert "would" not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_packages")
 def test_strict_names_what_a_choice_keeps_from_running(monkeypatch, capsys):
     monkeypatch.setenv("PERILUNE_KERNELS", "kda_chunk=flash_kda")
     assert run("list", "--strict") == 1

@@ -9,7 +9,7 @@ import torch
 from perilune.core.errors import UnsupportedError
 from perilune.kernels import plugins as registered
 from perilune.kernels.common.packing import Packing
-from perilune.kernels.kda import plugins
+from perilune.kernels.kda import peers, plugins
 from perilune.kernels.kda.bench_cases import sequences
 from perilune.kernels.kda.reference import kda_chunk
 from perilune.kernels.plugins import Registered, find, within_limits
@@ -43,6 +43,16 @@ def test_parameters_and_states_in_bf16_are_widened(name):
     x = wide | {each: wide[each].bfloat16() for each in names}
     got, want = BOTH[name](**x), kda_chunk(**x)
     assert all(relative_error(a, b) < 1e-6 for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.usefixtures("kda_peers")
+def test_more_rows_than_a_grid_takes_go_in_as_one(monkeypatch):
+    monkeypatch.setattr(peers, "MAX_GRID", 5)
+    for count, rows in ((2, 2), (3, 1)):
+        x = inputs((4,) * count)
+        got, want = plugins.fla_chunk(**x), kda_chunk(**x)
+        assert all(relative_error(a, b) < 1e-6 for a, b in zip(got, want, strict=True))
+        assert peer_stand_ins.called[-1]["q"].shape[0] == rows
 
 
 @pytest.mark.usefixtures("kda_peers")

@@ -15,7 +15,7 @@ import torch
 
 from perilune.cli.main import main
 from perilune.core.errors import UnsupportedError
-from perilune.kernels import registry, verdict
+from perilune.kernels import plugins, registry, verdict
 from perilune.kernels.bench.ran import code_of, entered
 from perilune.kernels.plugins import find
 from perilune.kernels.registry import Op, choose, load_attr, resolve, spec
@@ -193,6 +193,7 @@ CHANGES = {
     "device cpu, X then, cpu now": lambda patch, folder: patch.setattr(
         verdict, "device_name", lambda device: "cpu, X"
     ),
+    "triton .*, interpreted now": lambda patch, folder: patch.delenv("TRITON_INTERPRET"),
     "the source of the op": lambda patch, folder: patch.setattr(
         verdict, "_digest", lambda files, true=verdict._digest: true(list(files)[:2])
     ),
@@ -268,6 +269,13 @@ def test_a_wrong_declaration_is_shown_with_its_reason(reason, monkeypatch, tmp_p
 
 
 @pytest.mark.usefixtures("mine")
+def test_a_check_without_an_op_is_of_those_that_the_plug_in_is_for(capsys):
+    assert main(["kernels", "check", "--backend", "mine", "--seed", "4"]) == 0
+    assert "checks of 1 op(s)" in (out := capsys.readouterr().out)
+    assert "mine (mine 1.0) may serve situ on cpu, with PERILUNE_KERNELS=situ=mine" in out
+
+
+@pytest.mark.usefixtures("mine")
 def test_two_packages_of_one_name_are_both_named(monkeypatch, tmp_path, capsys):
     installed(monkeypatch, tmp_path, "yours", TRUE, backend="mine")
     sentence = "op situ has two backends 'mine', from (mine and yours|yours and mine): uninstall"
@@ -302,15 +310,24 @@ def test_a_choice_that_cannot_serve_is_one_sentence(choices, sentence, monkeypat
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["situ", "--backend", "mine"], ["--backend", "mine"], ["situ", "--backend", "fla"]],
+    ("arguments", "sentence"),
+    [
+        ("situ --backend mine", "op situ has no backend 'mine'"),
+        ("situ --backend fla", "op situ has no backend 'fla'"),
+        ("--backend mine", "no plug-in is called 'mine'"),
+        ("--backend yours", "yours (registered by yours) is broken: ZeroDivisionError"),
+    ],
 )
-def test_a_check_of_what_is_not_there_is_one_line(arguments, capsys):
-    assert main(["kernels", "check", *arguments]) == 1
-    assert "has no backend" in capsys.readouterr().err
+def test_a_check_of_what_is_not_there_is_one_line(
+    arguments, sentence, monkeypatch, tmp_path, capsys
+):
+    installed(monkeypatch, tmp_path, "yours", "1 / 0", backend="yours")
+    assert main(["kernels", "check", *arguments.split()]) == 1
+    assert sentence in capsys.readouterr().err
 
 
-def test_a_check_of_a_package_that_is_missing_is_one_line(capsys):
+def test_a_check_of_a_package_that_is_missing_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(plugins, "version_of", lambda distribution: None)
     assert main(["kernels", "check", "kda_chunk", "--backend", "flash_kda"]) == 1
     error = capsys.readouterr().err
     assert error == "perilune: error: flash_kda is not installed: flash_kda needs it\n"

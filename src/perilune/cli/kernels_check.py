@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from perilune.core.errors import UnsupportedError
 from perilune.kernels import verdict
-from perilune.kernels.plugins import find, load_all
+from perilune.kernels.plugins import load_all
 from perilune.kernels.registry import OPS, OpSpec, spec
 from perilune.kernels.serving import op_folder
 from perilune.kernels.testing import (
@@ -89,9 +89,11 @@ def _asked(op: str | None, backend: str | None) -> list[str]:
         return [op]
     if backend is None or not is_plugin(backend):
         return list(OPS)
-    served = {each.plugin.op for each in load_all(backend).registered}
-    if not served:
-        find("any", backend)
+    registered, broken = load_all(backend)
+    if not registered:
+        reasons = "; ".join(map(str, broken))
+        raise UnsupportedError(reasons or f"no plug-in is called {backend!r}")
+    served = {each.plugin.op for each in registered}
     return [name for name in OPS if name in served]
 
 

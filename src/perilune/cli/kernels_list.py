@@ -95,7 +95,7 @@ def _state(op: OpSpec, found: Registered, device: str) -> str:
         verdict = read(op_folder(op), found, device)
     except UnsupportedError as error:
         return f"available but not served: {error}"
-    how = f"chosen by PERILUNE_KERNELS={op.name}={found.name}"
+    how = f"choose it by PERILUNE_KERNELS={op.name}={found.name}"
     return f"{found.distribution} {found.version}, checked on {verdict.date}; {how}"
 
 

@@ -27,6 +27,11 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perilune"
 
 
+def triton_is_interpreted() -> bool:
+    """TRITON_INTERPRET: Triton's kernels run in plain Python, on whatever device."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def kernel_choices() -> dict[str, str]:
     """PERILUNE_KERNELS: from op to the backend that is to serve it, `OP=BACKEND,OP=BACKEND`.
 

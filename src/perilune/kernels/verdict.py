@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from perilune.core.env import cache_dir
+from perilune.core.env import cache_dir, triton_is_interpreted
 from perilune.core.errors import UnsupportedError
 from perilune.kernels.plugins import Registered, version_of
 
@@ -105,6 +105,7 @@ def device_name(device: str) -> str:
 
 def made_with(op_folder: Path, found: Registered, device: str) -> dict[str, str]:
     """What a verdict depends on; values are told to a reader, but for those that are digests."""
+    triton = version_of("triton") or "not installed"
     shared = [path for name in _SHARED for path in (KERNELS / name).rglob("*.py")]
     facts = {
         "device": device_name(device),
@@ -112,7 +113,7 @@ def made_with(op_folder: Path, found: Registered, device: str) -> dict[str, str]
         found.by: version_of(found.by) or "",
         "perilune": version_of("perilune") or "",
         "torch": str(torch.__version__),
-        "triton": version_of("triton") or "not installed",
+        "triton": f"{triton}, interpreted" if triton_is_interpreted() else triton,
         "source of the op": _digest(op_folder.glob("*.py")),
         "source of the checks": _digest([*shared, KERNELS / "traits.py"]),
         "files of the plug-in": _record(found.distribution),

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
 
+MAX_GRID = 65535
+"""Programs along any axis of a CUDA grid but the first: fla has B H of them there."""
 IN_KERNEL = {
     "use_qk_l2norm_in_kernel": True,
     "use_gate_in_kernel": True,
@@ -76,10 +78,12 @@ def flash_arguments(x: Prefill) -> dict[str, Any]:
 def _rows(x: Prefill) -> dict[str, Tensor]:
     """[T, ...] as [B, L, ...] where all are equally long, otherwise as one row with offsets."""
     packing = x.packing
-    b = packing.num_sequences if packing.is_dense else 1
+    programs = packing.num_sequences * x.q_THK.shape[1]
+    dense = packing.is_dense and programs <= MAX_GRID
+    b = packing.num_sequences if dense else 1
     names = {"q": x.q_THK, "k": x.k_THK, "v": x.v_THV, "g": x.z_THK, "beta": x.b_TH}
     rows = {name: ours.view(b, -1, *ours.shape[1:]) for name, ours in names.items()}
-    if not packing.is_dense:
+    if not dense:
         rows["cu_seqlens"] = torch.tensor(packing.cu_seqlens).to(x.q_THK.device)
     return rows
 

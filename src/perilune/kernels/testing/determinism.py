@@ -38,10 +38,11 @@ def _twice(subject: Subject, draw: Draw, lengths: tuple[int, ...], grad: bool) -
 def _reused(subject: Subject, draw: Draw, lengths: tuple[int, ...]) -> Iterator[Finding]:
     """A result remembered by its address would be the old one."""
     old, new = draw(*lengths), draw(*lengths)
-    want = subject.run(new)
     with torch.inference_mode():
         buffers = subject.placed(old, grad=False)
         subject.run_on(buffers)
+        # Elsewhere, since the buffers are still there: an address of its own.
+        want = subject.run(new)
         for name, value in new.items():
             if isinstance(value, Tensor):
                 buffers[name].copy_(value)

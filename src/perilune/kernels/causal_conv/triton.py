@@ -25,7 +25,7 @@ def causal_conv(
     if x_TC.dtype == torch.float64:
         return reference.causal_conv(x_TC, weight_CW, packing, window_NWC)
     (t, c), (n, w) = x_TC.shape, (packing.num_sequences, weight_CW.shape[1])
-    assert t == packing.num_tokens, (x_TC.shape, packing.num_tokens)
+    assert t == sum(packing.lengths), (x_TC.shape, packing.lengths)
     assert weight_CW.shape[0] == c, (x_TC.shape, weight_CW.shape)
     segment_T = None
     if packing.segment_BL is not None:

@@ -63,21 +63,19 @@ def backward(
     _backward[(m * blocks,)](
         x_TC,
         weight_CW,
-        x_TC if window_NWC is None else window_NWC,
-        x_TC if segment_T is None else segment_T,
+        window_NWC,
+        segment_T,
         run_M4,
         dy_TC,
-        x_TC if d_after_NWC is None else d_after_NWC,
+        d_after_NWC,
         dx_TC,
         dweight_MWC,
-        dx_TC if dwindow is None else dwindow,
+        dwindow,
         x_TC.stride(0),
         dy_TC.stride(0),
         c,
         length,
         W=w,
-        HAS_WINDOW=window_NWC is not None,
-        HAS_AFTER=d_after_NWC is not None,
         SEGMENTED=segment_T is not None,
         PTX=uses_ptx(x_TC.device),
         BC=BLOCK,
@@ -104,8 +102,6 @@ def _backward(
     C,
     length,
     W: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_AFTER: tl.constexpr,
     SEGMENTED: tl.constexpr,
     PTX: tl.constexpr,
     BC: tl.constexpr,
@@ -115,7 +111,7 @@ def _backward(
     stop = tl.minimum(start + length, end)
     taps = weights(weight_p, c_, C, W, BC)
     past, reach = before(
-        x_p, window_p, segment_p, stride, start, first, end, n, c_, C, W, HAS_WINDOW, SEGMENTED
+        x_p, window_p, segment_p, stride, start, first, end, n, c_, C, W, SEGMENTED
     )
     zero_C = tl.zeros([BC], tl.float32)
     open_, dtaps = (), (zero_C,)
@@ -129,8 +125,8 @@ def _backward(
         (x_p + c_, stride),
         (dy_p + c_, dy_stride),
         segment_p,
-        d_after_p + window_at if HAS_AFTER else None,
-        dwindow_p + window_at if HAS_WINDOW else None,
+        None if d_after_p is None else d_after_p + window_at,
+        None if dwindow_p is None else dwindow_p + window_at,
         dx_p + c_,
     )
 

@@ -46,8 +46,8 @@ def forward(
     _forward[(run_M4.shape[0] * blocks,)](
         x_TC,
         weight_CW,
-        x_TC if window_NWC is None else window_NWC,
-        x_TC if segment_T is None else segment_T,
+        window_NWC,
+        segment_T,
         run_M4,
         y_TC,
         after,
@@ -55,7 +55,6 @@ def forward(
         c,
         length,
         W=w,
-        HAS_WINDOW=window_NWC is not None,
         SEGMENTED=segment_T is not None,
         PTX=uses_ptx(x_TC.device),
         BC=BLOCK,
@@ -78,7 +77,6 @@ def _forward(
     C,
     length,
     W: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
     SEGMENTED: tl.constexpr,
     PTX: tl.constexpr,
     BC: tl.constexpr,
@@ -87,9 +85,7 @@ def _forward(
     _, start, first, end, n, c_ = place(run_p, C, BC)
     stop = tl.minimum(start + length, end)
     taps = weights(weight_p, c_, C, W, BC)
-    past, _ = before(
-        x_p, window_p, segment_p, stride, start, first, end, n, c_, C, W, HAS_WINDOW, SEGMENTED
-    )
+    past, _ = before(x_p, window_p, segment_p, stride, start, first, end, n, c_, C, W, SEGMENTED)
     run = (first, stop)
     memory = (x_p + c_, stride, y_p + c_, segment_p)
     inner = start
@@ -111,9 +107,7 @@ def _forward(
         past = _tokens(edge, past, taps, run, memory, c_, C, W, SEGMENTED, PTX, U, True)
     if not SEGMENTED and stop == end:
         for i in tl.static_range(W - 1):
-            x_C = input_at(
-                x_p, window_p, stride, end - (W - 1) + i, first, end, n, c_, C, W, HAS_WINDOW
-            )
+            x_C = input_at(x_p, window_p, stride, end - (W - 1) + i, first, end, n, c_, C, W)
             tl.store(after_p + (n * (W - 1) + i) * C + c_, x_C, mask=c_ < C)
 
 

@@ -24,12 +24,16 @@ def run_length(num_tokens: int, num_blocks: int, longest: int) -> int:
 
 
 @torch.compiler.assume_constant_result
-@lru_cache(maxsize=64)
 def runs(lengths: tuple[int, ...], length: int, device: torch.device) -> Tensor:
     """[M, 4] int64: first token of the run, first and end of its sequence, number of the sequence.
 
     A sequence without a token has one run, which hands its window on.
     """
+    return _cut(lengths, length, device)
+
+
+@lru_cache(maxsize=64)
+def _cut(lengths: tuple[int, ...], length: int, device: torch.device) -> Tensor:
     rows, first = [], 0
     for n, size in enumerate(lengths):
         starts = range(first, first + max(size, 1), length)

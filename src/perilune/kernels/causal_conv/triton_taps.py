@@ -83,15 +83,12 @@ def before(
     c_,
     C,
     W: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
     SEGMENTED: tl.constexpr,
 ):
     """(the W-1 inputs before token `start`, how many of them belong to its document at least)."""
     past, reach = (), start * 0
     for i in tl.static_range(W - 1):
-        x_C = input_at(
-            x_p, window_p, stride, start - (W - 1) + i, first, end, n, c_, C, W, HAS_WINDOW
-        )
+        x_C = input_at(x_p, window_p, stride, start - (W - 1) + i, first, end, n, c_, C, W)
         past += (x_C,)
     if SEGMENTED:
         for i in tl.static_range(W - 1):
@@ -105,13 +102,11 @@ def before(
 
 
 @triton.jit
-def input_at(
-    x_p, window_p, stride, t, first, end, n, c_, C, W: tl.constexpr, HAS_WINDOW: tl.constexpr
-):
+def input_at(x_p, window_p, stride, t, first, end, n, c_, C, W: tl.constexpr):
     """Input of token t in fp32; before the first one that of the window, or zero."""
     here_C = c_ < C * ((t >= first) & (t < end))
     x_C = tl.load(x_p + t * stride + c_, mask=here_C, other=0.0).to(tl.float32)
-    if HAS_WINDOW:
+    if window_p is not None:
         at = window_p + (n * (W - 1) + t - first + W - 1) * C + c_
         x_C += tl.load(at, mask=c_ < C * (t < first), other=0.0).to(tl.float32)
     return x_C

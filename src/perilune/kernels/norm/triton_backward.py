@@ -37,7 +37,7 @@ class NormGradients(NamedTuple):
 def backward(x: Rows, gate: Rows | None, weight_D: Tensor, eps: float, dy: Rows) -> NormGradients:
     """Of operands of one shape, with `dy` the gradient of the norm."""
     operands = [x, dy] if gate is None else [x, dy, gate]
-    block, other = blocks(TILE, ELEMENTS, *operands), operands[-1]
+    block = blocks(TILE, ELEMENTS, *operands)
     tiles = _tiles_of_a_program(block)
     programs = triton.cdiv(block.num_tiles, tiles)
     dx_D = torch.empty_like(x.x_D, memory_format=torch.contiguous_format)
@@ -48,23 +48,22 @@ def backward(x: Rows, gate: Rows | None, weight_D: Tensor, eps: float, dy: Rows)
     if programs:
         _backward[(programs,)](
             x.x_D,
-            other.x_D,
+            None if gate is None else gate.x_D,
             dy.x_D,
             weight_D,
             dx_D,
-            dx_D if dgate_D is None else dgate_D,
+            dgate_D,
             dweight_PD,
             block.num_rows,
             tiles,
             *strides(x, block.group),
-            *strides(other, block.group),
+            *strides(operands[-1], block.group),
             *strides(dy, block.group),
             eps,
             D=weight_D.shape[0],
             G=block.group,
             BM=block.height,
             BD=block.width,
-            GATED=gate is not None,
             PTX=uses_ptx(dx_D.device),
             STAGES=_stages(block, x.x_D.element_size()),
             num_warps=block.num_warps,
@@ -106,14 +105,13 @@ def _backward(
     G: tl.constexpr,
     BM: tl.constexpr,
     BD: tl.constexpr,
-    GATED: tl.constexpr,
     PTX: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     dtype: tl.constexpr = x_p.dtype.element_ty
     d_ = tl.arange(0, BD)[None, :]
     w_1D = tl.load(weight_p + d_, mask=d_ < D, other=0.0)
-    if not GATED:
+    if gate_p is None:
         w_1D = w_1D.to(dtype)
     w_1D = w_1D.to(tl.float32)
     dw_MD = tl.zeros([BM, BD], tl.float32)
@@ -124,7 +122,7 @@ def _backward(
         x_MD = tl.load(x_at, mask=here_MD, other=0.0)
         dy_at = dy_p + row_starts(m_, dy_outer, dy_inner, G)[:, None] + d_
         dy_MD = tl.load(dy_at, mask=here_MD, other=0.0)
-        if GATED:
+        if gate_p is not None:
             gate_at = gate_p + row_starts(m_, gate_outer, gate_inner, G)[:, None] + d_
             gate_MD = tl.load(gate_at, mask=here_MD, other=0.0)
         x_MD = x_MD.to(tl.float32)
@@ -132,7 +130,7 @@ def _backward(
         r_M1 = tl.rsqrt(tl.sum(x_MD * x_MD, axis=1) / D + eps)[:, None]
         n_MD = x_MD * r_M1
         out_at = m_.to(tl.int64)[:, None] * D + d_
-        if GATED:
+        if gate_p is not None:
             s_MD = sigmoid(gate_MD.to(tl.float32), PTX)
             dy_MD *= s_MD
             dw_MD += dy_MD * n_MD

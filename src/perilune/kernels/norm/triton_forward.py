@@ -21,22 +21,21 @@ def forward(x: Rows, gate: Rows | None, weight_D: Tensor, eps: float) -> Tensor:
     """The norm of `x`, contiguous."""
     y_D = torch.empty_like(x.x_D, memory_format=torch.contiguous_format)
     operands = [x] if gate is None else [x, gate]
-    block, other = blocks(TILE, ELEMENTS, *operands), operands[-1]
+    block = blocks(TILE, ELEMENTS, *operands)
     if block.num_rows:
         _forward[(block.num_tiles,)](
             x.x_D,
-            other.x_D,
+            None if gate is None else gate.x_D,
             weight_D,
             y_D,
             block.num_rows,
             *strides(x, block.group),
-            *strides(other, block.group),
+            *strides(operands[-1], block.group),
             eps,
             D=weight_D.shape[0],
             G=block.group,
             BM=block.height,
             BD=block.width,
-            GATED=gate is not None,
             PTX=uses_ptx(y_D.device),
             num_warps=block.num_warps,
         )
@@ -67,7 +66,6 @@ def _forward(
     G: tl.constexpr,
     BM: tl.constexpr,
     BD: tl.constexpr,
-    GATED: tl.constexpr,
     PTX: tl.constexpr,
 ):
     m_ = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -78,7 +76,7 @@ def _forward(
     w_1D = tl.load(weight_p + d_, mask=d_ < D, other=0.0)
     y_MD = x_MD * tl.rsqrt(tl.sum(x_MD * x_MD, axis=1) / D + eps)[:, None]
     dtype: tl.constexpr = y_p.dtype.element_ty
-    if GATED:
+    if gate_p is not None:
         gate_at = gate_p + row_starts(m_, gate_outer, gate_inner, G)[:, None] + d_
         gate_MD = tl.load(gate_at, mask=here_MD, other=0.0).to(tl.float32)
         y_MD = y_MD * w_1D.to(tl.float32) * sigmoid(gate_MD, PTX)

@@ -29,7 +29,9 @@ def rows_of(x_D: Tensor) -> Rows:
         x_D = x_D.contiguous()
     if x_D.dim() == 2:
         return Rows(x_D, x_D.stride(0), x_D.stride(0))
-    return Rows(x_D, x_D.stride(-3), x_D.stride(-2))
+    # The stride of an axis of one may be anything.
+    inner = x_D.stride(-2) if x_D.shape[-2] > 1 else x_D.stride(-3)
+    return Rows(x_D, x_D.stride(-3), inner)
 
 
 def _one_outer_stride(x_D: Tensor) -> bool:

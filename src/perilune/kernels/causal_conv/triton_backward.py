@@ -21,6 +21,7 @@ from perilune.kernels.causal_conv.triton_runs import run_length, runs
 from perilune.kernels.causal_conv.triton_taps import (
     BLOCK,
     UNROLL,
+    WARPS,
     before,
     begins,
     convolved,
@@ -28,6 +29,7 @@ from perilune.kernels.causal_conv.triton_taps import (
     place,
     unbroken,
     weights,
+    where,
 )
 from perilune.kernels.common.triton_math import uses_ptx
 
@@ -80,7 +82,7 @@ def backward(
         PTX=uses_ptx(x_TC.device),
         BC=BLOCK,
         U=UNROLL,
-        num_warps=1,
+        num_warps=WARPS,
     )
     return ConvGradients(dx_TC, dweight_MWC.sum(0).t(), dwindow)
 
@@ -175,7 +177,7 @@ def _tokens(
     for u in tl.static_range(U):
         here_C = c_ < C
         if EDGE:
-            here_C = c_ < C * (t + u < end)
+            here_C = where(c_, C, t + u < end)
         rows += (tl.load(x[0] + (t + u) * x[1], mask=here_C, other=0.0),)
         drows += (tl.load(dy[0] + (t + u) * dy[1], mask=here_C, other=0.0),)
     past, reach, open_, dtaps = walk
@@ -216,9 +218,9 @@ def _close(dx_C, p, run, memory, c_, C, W: tl.constexpr, EDGE: tl.constexpr):
     if EDGE:
         last = p - (end - (W - 1))
         if d_after_p is not None:
-            kept_C = c_ < C * ((last >= 0) & (p < end))
+            kept_C = where(c_, C, (last >= 0) & (p < end))
             dx_C += tl.load(d_after_p + last * C, mask=kept_C, other=0.0).to(tl.float32)
         if dwindow_p is not None:
-            tl.store(dwindow_p + (p - first + W - 1) * C, dx_C, mask=c_ < C * (p < first))
-        here_C = c_ < C * ((p >= start) & (p < stop))
+            tl.store(dwindow_p + (p - first + W - 1) * C, dx_C, mask=where(c_, C, p < first))
+        here_C = where(c_, C, (p >= start) & (p < stop))
     tl.store(dx_p + p * C, dx_C.to(dx_p.dtype.element_ty), mask=here_C)

@@ -14,6 +14,7 @@ from perilune.kernels.causal_conv.triton_runs import run_length, runs
 from perilune.kernels.causal_conv.triton_taps import (
     BLOCK,
     UNROLL,
+    WARPS,
     before,
     begins,
     convolved,
@@ -22,6 +23,7 @@ from perilune.kernels.causal_conv.triton_taps import (
     place,
     unbroken,
     weights,
+    where,
 )
 from perilune.kernels.common.triton_math import uses_ptx
 
@@ -59,7 +61,7 @@ def forward(
         PTX=uses_ptx(x_TC.device),
         BC=BLOCK,
         U=UNROLL,
-        num_warps=1,
+        num_warps=WARPS,
     )
     return y_TC, after
 
@@ -133,7 +135,7 @@ def _tokens(
     for u in tl.static_range(U):
         here_C = c_ < C
         if EDGE:
-            here_C = c_ < C * (t + u < stop)
+            here_C = where(c_, C, t + u < stop)
         rows += (tl.load(x_p + (t + u) * stride, mask=here_C, other=0.0),)
     for u in tl.static_range(U):
         if SEGMENTED:
@@ -143,7 +145,7 @@ def _tokens(
         y_C, s_C = convolved(inputs, taps, W, PTX)
         here_C = c_ < C
         if EDGE:
-            here_C = c_ < C * (t + u < stop)
+            here_C = where(c_, C, t + u < stop)
         tl.store(y_p + (t + u) * C, (y_C * s_C).to(y_p.dtype.element_ty), mask=here_C)
         past = inputs[1:]
     return past

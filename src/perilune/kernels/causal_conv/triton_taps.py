@@ -11,8 +11,9 @@ import triton.language as tl
 
 from perilune.kernels.common.triton_math import sigmoid
 
-BLOCK = 128
-"""Channels of a program, which is one warp: four a thread leave registers for many programs."""
+WARPS = 1
+BLOCK = 128 * WARPS
+"""Channels of a program: four a thread leave registers for many programs."""
 UNROLL = 8
 """Rows that are on their way at once."""
 
@@ -26,6 +27,12 @@ def place(run_p, C, BC: tl.constexpr):
     c_ = (tl.program_id(0) % blocks) * BC + tl.arange(0, BC)
     run_p += m * 4
     return m, tl.load(run_p), tl.load(run_p + 1), tl.load(run_p + 2), tl.load(run_p + 3), c_
+
+
+@triton.jit
+def where(c_, C, here):
+    """The channels there are, or none where not `here`: a mask that is known to be aligned."""
+    return c_ < tl.where(here, C, 0)
 
 
 @triton.jit
@@ -104,18 +111,18 @@ def before(
 @triton.jit
 def input_at(x_p, window_p, stride, t, first, end, n, c_, C, W: tl.constexpr):
     """Input of token t in fp32; before the first one that of the window, or zero."""
-    here_C = c_ < C * ((t >= first) & (t < end))
+    here_C = where(c_, C, (t >= first) & (t < end))
     x_C = tl.load(x_p + t * stride + c_, mask=here_C, other=0.0).to(tl.float32)
     if window_p is not None:
         at = window_p + (n * (W - 1) + t - first + W - 1) * C + c_
-        x_C += tl.load(at, mask=c_ < C * (t < first), other=0.0).to(tl.float32)
+        x_C += tl.load(at, mask=where(c_, C, t < first), other=0.0).to(tl.float32)
     return x_C
 
 
 @triton.jit
 def convolved(inputs, taps, W: tl.constexpr, PTX: tl.constexpr):
-    """(weighted sum of W inputs, its sigmoid)."""
+    """(weighted sum of W inputs, its sigmoid), of the same bits wherever it is compiled in."""
     y_C = taps[W - 1] * inputs[W - 1]
     for back in tl.static_range(1, W):
-        y_C += taps[W - 1 - back] * inputs[W - 1 - back]
+        y_C = tl.fma(taps[W - 1 - back], inputs[W - 1 - back], y_C)
     return y_C, sigmoid(y_C, PTX)

@@ -48,7 +48,7 @@ def work(inputs: Inputs, backward: bool) -> Work:
 
 
 _GPU = {"device": "cuda", "dtype": torch.bfloat16}
-_BESIDE = _GPU | {"peers": (FLA,)}
+_BESIDE = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLA,)}
 
 BENCHES = {
     "causal_conv": Bench(

@@ -32,7 +32,7 @@ def work(inputs: Inputs, backward: bool) -> Work:
 
 
 _GPU = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLA,)}
-_GATED = _GPU | {"peers": (FLA_GATED,)}
+_GATED = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLA_GATED,)}
 
 BENCHES = {
     "rms_norm": Bench(

@@ -244,9 +244,10 @@ def kda_decode(
     state_NHKV: Tensor,
     lower_bound: float | None = None,
 ) -> Tensor:
-    """One token of N sequences. Mutates `state_NHKV` (fp32); returns the outputs [N, H, V]."""
+    """One token of N sequences. Mutates `state_NHKV`; returns the outputs [N, H, V]."""
     x = prepare(q_NHK, k_NHK, v_NHV, z_NHK, b_NH, A_log_H, dt_bias_HK, lower_bound)
-    state_NHKV.mul_(x.g_.exp()[..., None])
-    delta_NH1V = x.v_[:, :, None, :] - x.k_[:, :, None, :] @ state_NHKV
-    state_NHKV.add_((x.beta_[..., None] * x.k_)[..., None] * delta_NH1V)
-    return (x.q_[:, :, None, :] @ state_NHKV)[:, :, 0].to(v_NHV.dtype)
+    decayed_NHKV = x.g_.exp()[..., None] * state_NHKV
+    delta_NH1V = x.v_[:, :, None, :] - x.k_[:, :, None, :] @ decayed_NHKV
+    after_NHKV = decayed_NHKV + (x.beta_[..., None] * x.k_)[..., None] * delta_NH1V
+    state_NHKV.copy_(after_NHKV)
+    return (x.q_[:, :, None, :] @ after_NHKV)[:, :, 0].to(v_NHV.dtype)

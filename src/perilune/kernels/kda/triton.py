@@ -58,16 +58,16 @@ class _KDAChunk(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
         *tensors, state, table, lower_bound = args
         x = KDAInputs(*tensors, lower_bound)
-        o_THV, after = chain(x, prepare(x, table), table, state)
-        ctx.save_for_backward(*tensors, state, o_THV)
+        o_THV, after, _ = chain(x, prepare(x, table), table, state)
+        ctx.save_for_backward(*tensors, state)
         ctx.table, ctx.lower_bound = table, lower_bound
         return o_THV, after
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do_THV: Tensor, d_after: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, state, o_THV = ctx.saved_tensors
+        *tensors, state = ctx.saved_tensors
         x, table = KDAInputs(*tensors, ctx.lower_bound), ctx.table
-        grads = backward(x, table, state, o_THV, do_THV.contiguous(), d_after.contiguous())
+        grads = backward(x, table, state, do_THV.contiguous(), d_after.contiguous())
         like = [g.to(t.dtype) for g, t in zip(grads[:7], tensors, strict=True)]
         return *like, None if state is None else grads.state_NHKV.to(state.dtype), None, None

@@ -5,13 +5,13 @@ width, T packed tokens.
 
 A chunk maps the state S that comes in to its outputs and to the state that goes out:
 
-    x   = u + w S                   what it writes, [C, V] (x carries the norm of its key)
-    o   = q_scale (q_in S + attn x)
+    x   = solve v + w S             what it writes, [C, V]
+    o   = q_in S + attn x
     S' <- keep S + k_out^T x
 
-`_prepare` forms the seven pieces in one pass over the inputs (a program a chunk and head), all
-scalings folded into the [C, C] matrices. `_chain` does the rest, with the state transposed: it is
-then the left operand of every product and never leaves the registers.
+`_prepare` forms the six pieces in one pass over q, k, gates and beta (a program a chunk and head).
+`_chain` does the rest, with the state transposed: it is then the left operand of every product and
+never leaves the registers. Tiles have their rows in the order of `triton_chunk.token_order`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from perilune.kernels.common.triton_math import dot_precision, sigmoid, uses_ptx
+from perilune.kernels.common.triton_math import dot_precision, exp2, sigmoid, uses_ptx
 from perilune.kernels.kda.reference import L2_EPS
-from perilune.kernels.kda.triton_chunk import documents, gates, inverse, row, rows_of, scores
+from perilune.kernels.kda.triton_chunk import (
+    documents,
+    fits,
+    gates,
+    inverse,
+    norm_of,
+    rows_of,
+    running_sum,
+    scores,
+    token_order,
+)
 from perilune.kernels.kda.triton_table import CHUNK, ChunkTable
 
 
@@ -48,12 +58,21 @@ class KDAInputs(NamedTuple):
 class Tiles(NamedTuple):
     q_in_MHCK: Tensor
     w_MHCK: Tensor
+    """-solve k_in."""
     k_out_MHCK: Tensor
-    u_MHVC: Tensor
     attn_MHCC: Tensor
-    """Transposed: [j, i] is the weight of token j for token i."""
+    solve_MHCC: Tensor
+    """(I + L)^-1 beta with L = beta * scores of k, strictly lower triangular."""
     keep_MHK: Tensor
-    q_scale_MHC: Tensor
+
+
+class Factors(NamedTuple):
+    """What the backward pass needs besides."""
+
+    x_3MHCK: Tensor
+    """k down, k up and q up: about half of the chunk's decay; 0 where these leave the range."""
+    scale_MHK: Tensor
+    """The decay over half of the chunk; 1 where the factors are 0."""
 
 
 def meta(x: KDAInputs) -> dict[str, object]:
@@ -77,52 +96,74 @@ def flags(x: KDAInputs, table: ChunkTable) -> dict[str, object]:
     }
 
 
-def prepare(x: KDAInputs, table: ChunkTable) -> Tiles:
-    heads, k, v = x.sizes
+def prepare(x: KDAInputs, table: ChunkTable, factors: Factors | None = None) -> Tiles:
+    """The pieces of every chunk; fills `factors`."""
+    heads, k, _ = x.sizes
     m, q = table.num_chunks, x.q_THK
-    wide = {"dtype": torch.float32}
     tiles = Tiles(
         *(q.new_empty(m, heads, CHUNK, k) for _ in range(3)),
-        q.new_empty(m, heads, v, CHUNK),
-        q.new_empty(m, heads, CHUNK, CHUNK),
-        q.new_empty(m, heads, k, **wide),
-        q.new_empty(m, heads, CHUNK, **wide),
+        *(q.new_empty(m, heads, CHUNK, CHUNK) for _ in range(2)),
+        q.new_empty(m, heads, k, dtype=torch.float32),
     )
     _prepare[(m * heads,)](
-        *x[:7],
-        *table.pointers,
+        *(x.q_THK, x.k_THK, x.z_THK, x.b_TH, x.A_log_H, x.dt_bias_HK),
+        *table.of_chunks,
         *tiles,
-        *(tensor.stride(0) for tensor in x[:5]),
+        *(tiles[:2] if factors is None else factors),
+        *(tensor.stride(0) for tensor in (x.q_THK, x.k_THK, x.z_THK, x.b_TH)),
+        m * heads,
         0.0 if x.lower_bound is None else x.lower_bound,
         **meta(x),
         **flags(x, table),
-        num_warps=4,
+        KEPT=factors is not None,
+        **launch(x),
     )
     return tiles
 
 
+def launch(x: KDAInputs) -> dict[str, int]:
+    """Four programs of four warps on a multiprocessor, where registers can be capped."""
+    return {"num_warps": 4} | ({"maxnreg": 128} if uses_ptx(x.q_THK.device) else {})
+
+
+class Chained(NamedTuple):
+    o_THV: Tensor
+    after_NHKV: Tensor
+    """fp32 states after each sequence."""
+    after_PHKV: Tensor | None
+    """The same after each piece."""
+
+
 def chain(
-    x: KDAInputs, tiles: Tiles, table: ChunkTable, state_NHKV: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """(outputs [T, H, V], fp32 states after each sequence)."""
+    x: KDAInputs,
+    tiles: Tiles,
+    table: ChunkTable,
+    state_NHKV: Tensor | None,
+    *,
+    pieces: bool = False,
+) -> Chained:
     heads, k, v = x.sizes
     o_THV = torch.empty_like(x.v_THV, memory_format=torch.contiguous_format)
-    after = x.q_THK.new_empty(table.num_sequences, heads, k, v, dtype=torch.float32)
+    wide = {"dtype": torch.float32}
+    after = x.q_THK.new_empty(table.num_sequences, heads, k, v, **wide)
+    after_pieces = x.q_THK.new_empty(table.num_pieces, heads, k, v, **wide) if pieces else None
     block = value_block(table.num_sequences * heads, v)
     _chain[(table.num_sequences * heads * (v // block.size),)](
         *tiles,
-        *table.pointers[:2],
-        table.first_N1,
+        x.v_THV,
+        *table.of_pieces,
         after if state_NHKV is None else state_NHKV,
         after,
+        after if after_pieces is None else after_pieces,
         o_THV,
+        x.v_THV.stride(0),
         **meta(x),
         BV=block.size,
         HAS_STATE=state_NHKV is not None,
+        PIECES=pieces,
         num_warps=block.num_warps,
-        num_stages=3,
     )
-    return o_THV, after
+    return Chained(o_THV, after, after_pieces)
 
 
 class ValueBlock(NamedTuple):
@@ -142,7 +183,6 @@ def value_block(num_chains: int, v: int) -> ValueBlock:
 def _prepare(
     q_p,
     k_p,
-    v_p,
     z_p,
     b_p,
     A_log_p,
@@ -154,15 +194,16 @@ def _prepare(
     q_in_p,
     w_p,
     k_out_p,
-    u_p,
     attn_p,
+    solve_p,
     keep_p,
-    q_scale_p,
+    factors_p,
+    scale_p,
     q_stride,
     k_stride,
-    v_stride,
     z_stride,
     b_stride,
+    num_tiles,
     lower_bound,
     H: tl.constexpr,
     K: tl.constexpr,
@@ -173,60 +214,95 @@ def _prepare(
     SEGMENTED: tl.constexpr,
     PTX: tl.constexpr,
     L2_EPS: tl.constexpr,
+    KEPT: tl.constexpr,
 ):
     m, h = tl.program_id(0) // H, tl.program_id(0) % H
     DTYPE: tl.constexpr = q_in_p.dtype.element_ty
     start, length = tl.load(start_p + m), tl.load(length_p + m)
-    row_C, k_, v_ = tl.arange(0, C), tl.arange(0, K), tl.arange(0, V)
-    here_C = row_C < length
-    valid_CC = row_C[:, None] >= row_C[None, :]
+    row_C, k_ = tl.arange(0, C), tl.arange(0, K)
+    t_C = token_order(C)
+    here_C = t_C < length
+    valid_CC = t_C[:, None] >= t_C[None, :]
     if SEGMENTED:
         document_C, carried_C, kept_C, through = documents(
-            segment_p, carries_p, m, start, here_C, length, C
+            segment_p, carries_p, m, start, t_C, here_C, length
         )
         valid_CC = valid_CC & (document_C[:, None] == document_C[None, :])
 
     _, g_CK, _ = gates(
-        z_p, z_stride, A_log_p, dt_bias_p, lower_bound, start, here_C, h, C, K, BOUNDED, PTX
+        z_p, z_stride, A_log_p, dt_bias_p, lower_bound, start, t_C, here_C, h, K, BOUNDED, PTX
     )
-    G_CK = tl.cumsum(g_CK, axis=0)
-    last_K = row(G_CK, C - 1, C)
-
-    k_CK = rows_of(k_p, k_stride, start, here_C, h, C, K).to(tl.float32)
-    k_norm_C = tl.rsqrt(tl.sum(k_CK * k_CK, axis=1) + L2_EPS)
-    q_CK = rows_of(q_p, q_stride, start, here_C, h, C, K).to(tl.float32)
-    q_scale_C = (K**-0.5) * tl.rsqrt(tl.sum(q_CK * q_CK, axis=1) + L2_EPS)
-    attn_CC, pairs_CC, q_in_CK, k_in_CK, k_out_CK = scores(
-        q_CK, k_CK, g_CK, G_CK, C, DTYPE, BOUNDED, PRECISION, PTX
-    )
-    if SEGMENTED:
-        q_in_CK *= carried_C[:, None]
-        k_in_CK *= carried_C[:, None]
-        k_out_CK *= kept_C[:, None]
-
+    G_CK = running_sum(g_CK, C, K)
+    # Log-decays are never positive: the least is the last.
+    half_K = 0.5 * tl.min(G_CK, axis=0)
+    factored = True if BOUNDED else fits(G_CK, half_K)
+    centred_CK = G_CK - half_K[None, :]
     tile = tl.program_id(0).to(tl.int64) * C
     at_CK = tile * K + row_C[:, None] * K + k_[None, :]
-    tl.store(q_in_p + at_CK, q_in_CK.to(DTYPE))
-    tl.store(k_out_p + at_CK, k_out_CK.to(DTYPE))
-    keep_K = tl.exp2(last_K)
+    keep_K = exp2(2.0 * half_K, PTX)
     if SEGMENTED:
         keep_K *= through
     tl.store(keep_p + tl.program_id(0) * K + k_, keep_K)
-    tl.store(q_scale_p + tile + row_C, q_scale_C)
-    attn_CC = tl.where(valid_CC, attn_CC, 0.0)
-    tl.store(attn_p + tile * C + row_C[None, :] * C + row_C[:, None], attn_CC.to(DTYPE))
 
-    b_C = tl.load(b_p + (start + row_C) * b_stride + h, mask=here_C, other=0.0).to(tl.float32)
+    # The order of what follows keeps few tiles alive at a time.
+    k_CK = rows_of(k_p, k_stride, start, t_C, here_C, h, K).to(tl.float32)
+    k_CK *= norm_of(k_CK, L2_EPS)[:, None]
+    k_down = k_CK * exp2(-centred_CK, PTX)
+    k_out_CK = _shifted(k_down, k_CK, 2.0 * half_K[None, :] - G_CK, half_K, BOUNDED, PTX)
+    if SEGMENTED:
+        k_out_CK *= kept_C[:, None]
+    tl.store(k_out_p + at_CK, k_out_CK.to(DTYPE))
+    up_CK = exp2(centred_CK, PTX)
+    k_up = (k_CK * up_CK).to(DTYPE)
+    k_down_KC = tl.trans(k_down.to(DTYPE))
+    pairs_CC = scores(k_up, k_down_KC, k_CK, k_CK, g_CK, t_C, factored, C, BOUNDED, PRECISION, PTX)
+
+    q_CK = rows_of(q_p, q_stride, start, t_C, here_C, h, K).to(tl.float32)
+    q_CK *= ((K**-0.5) * norm_of(q_CK, L2_EPS))[:, None]
+    q_up = q_CK * up_CK
+    attn_CC = scores(
+        q_up.to(DTYPE), k_down_KC, q_CK, k_CK, g_CK, t_C, factored, C, BOUNDED, PRECISION, PTX
+    )
+    if KEPT:
+        zero = tl.zeros([C, K], DTYPE)
+        tiles = num_tiles.to(tl.int64) * C * K
+        k_down = tl.trans(k_down_KC)
+        tl.store(factors_p + at_CK, k_down if factored else zero)
+        tl.store(factors_p + tiles + at_CK, k_up if factored else zero)
+        tl.store(factors_p + 2 * tiles + at_CK, q_up.to(DTYPE) if factored else zero)
+        scale_K = exp2(half_K, PTX) if factored else tl.full([K], 1.0, tl.float32)
+        tl.store(scale_p + tl.program_id(0) * K + k_, scale_K)
+    q_in_CK = _shifted(q_up, q_CK, G_CK, half_K, BOUNDED, PTX)
+    if SEGMENTED:
+        q_in_CK *= carried_C[:, None]
+    tl.store(q_in_p + at_CK, q_in_CK.to(DTYPE))
+    attn_CC = tl.where(valid_CC, attn_CC, 0.0)
+    at_CC = tile * C + row_C[:, None] * C + row_C[None, :]
+    tl.store(attn_p + at_CC, attn_CC.to(DTYPE))
+
+    b_C = tl.load(b_p + (start + t_C) * b_stride + h, mask=here_C, other=0.0).to(tl.float32)
     beta_C = sigmoid(b_C, PTX)
-    L_CC = pairs_CC * (beta_C * k_norm_C)[:, None] * k_norm_C[None, :]
-    L_CC = tl.where(valid_CC & (row_C[:, None] > row_C[None, :]), L_CC, 0.0)
-    X_CC = inverse(L_CC, C, PRECISION) * k_norm_C[:, None] * beta_C[None, :]
-    v_CV = rows_of(v_p, v_stride, start, here_C, h, C, V).to(DTYPE)
-    u_VC = tl.dot(tl.trans(v_CV), tl.trans(X_CC.to(DTYPE)), input_precision=PRECISION)
-    tl.store(u_p + tile * V + v_[:, None] * C + row_C[None, :], u_VC.to(DTYPE))
-    X_CC = -X_CC * k_norm_C[None, :]
-    w_CK = tl.dot(X_CC.to(DTYPE), k_in_CK.to(DTYPE), input_precision=PRECISION)
-    tl.store(w_p + at_CK, w_CK.to(DTYPE))
+    below_CC = valid_CC & (t_C[:, None] > t_C[None, :])
+    X_CC = inverse(tl.where(below_CC, pairs_CC * beta_C[:, None], 0.0), t_C, DTYPE, PRECISION)
+    solve = (X_CC * beta_C[None, :]).to(DTYPE)
+    tl.store(solve_p + at_CC, solve)
+    if BOUNDED and not SEGMENTED:
+        w_CK = tl.dot(solve, k_up, input_precision=PRECISION) * exp2(half_K, PTX)[None, :]
+    else:
+        k_in_CK = k_CK * exp2(G_CK, PTX)
+        if SEGMENTED:
+            k_in_CK *= carried_C[:, None]
+        w_CK = tl.dot(solve, k_in_CK.to(DTYPE), input_precision=PRECISION)
+    tl.store(w_p + at_CK, (-w_CK).to(DTYPE))
+
+
+@triton.jit
+def _shifted(factored_CK, x_CK, by_CK, half_K, BOUNDED: tl.constexpr, PTX: tl.constexpr):
+    """x exp2(by), through the factor about half of the sum where that is in range."""
+    if BOUNDED:
+        return factored_CK * exp2(half_K, PTX)[None, :]
+    else:
+        return x_CK * exp2(by_CK, PTX)
 
 
 @triton.jit
@@ -234,16 +310,18 @@ def _chain(
     q_in_p,
     w_p,
     k_out_p,
-    u_p,
     attn_p,
+    solve_p,
     keep_p,
-    q_scale_p,
+    v_p,
     start_p,
-    length_p,
-    first_p,
+    chunk_p,
+    piece_p,
     before_p,
     after_p,
+    after_piece_p,
     o_p,
+    v_stride,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -251,34 +329,43 @@ def _chain(
     PRECISION: tl.constexpr,
     BV: tl.constexpr,
     HAS_STATE: tl.constexpr,
+    PIECES: tl.constexpr,
 ):
     nh = tl.program_id(0) // (V // BV)
     n, h = nh // H, nh % H
     DTYPE: tl.constexpr = q_in_p.dtype.element_ty
-    row_C, k_ = tl.arange(0, C), tl.arange(0, K)
+    row_C, k_, t_C = tl.arange(0, C), tl.arange(0, K), token_order(C)
     v_ = (tl.program_id(0) % (V // BV)) * BV + tl.arange(0, BV)
     state_at = nh.to(tl.int64) * K * V + k_[None, :] * V + v_[:, None]
     S_VK = tl.zeros([BV, K], tl.float32)
     if HAS_STATE:
         S_VK += tl.load(before_p + state_at).to(tl.float32)
-    for m in tl.range(tl.load(first_p + n), tl.load(first_p + n + 1), num_stages=3):
-        tile = (m * H + h) * C
-        w_KC = tl.load(w_p + tile * K + (k_[:, None] + row_C[None, :] * K))
-        q_in_KC = tl.load(q_in_p + tile * K + (k_[:, None] + row_C[None, :] * K))
-        k_out_CK = tl.load(k_out_p + tile * K + (row_C[:, None] * K + k_[None, :]))
-        attn_CC = tl.load(attn_p + tile * C + (row_C[:, None] * C + row_C[None, :]))
-        u_VC = tl.load(u_p + tile * V + (v_[:, None] * C + row_C[None, :])).to(tl.float32)
-        keep_K = tl.load(keep_p + (m * H + h) * K + k_)
-        q_scale_C = tl.load(q_scale_p + tile + row_C)
-        start, length = tl.load(start_p + m), tl.load(length_p + m)
+    for p in range(tl.load(piece_p + n), tl.load(piece_p + n + 1)):
+        start, end = tl.load(start_p + p), tl.load(start_p + p + 1)
+        first = tl.load(chunk_p + p)
+        for i in tl.range(0, tl.cdiv(end - start, C), num_stages=3):
+            tile = ((first + i) * H + h) * C
+            at_KC = tile * K + k_[:, None] + row_C[None, :] * K
+            at_CC = tile * C + row_C[:, None] + row_C[None, :] * C
+            token_C = start + i * C + t_C
+            here_C1 = (token_C < end)[:, None]
+            v_at = token_C[:, None] * v_stride + (h * V + v_)[None, :]
+            v_CV = tl.load(v_p + v_at, mask=here_C1, other=0.0).to(DTYPE)
+            solve_CC, attn_CC = tl.load(solve_p + at_CC), tl.load(attn_p + at_CC)
+            w_KC, q_in_KC = tl.load(w_p + at_KC), tl.load(q_in_p + at_KC)
+            k_out_CK = tl.load(k_out_p + tile * K + (row_C[:, None] * K + k_[None, :]))
+            keep_K = tl.load(keep_p + ((first + i) * H + h) * K + k_)
 
-        S = S_VK.to(DTYPE)
-        x_VC = tl.dot(S, w_KC, u_VC, input_precision=PRECISION).to(DTYPE)
-        o_VC = tl.dot(S, q_in_KC, input_precision=PRECISION)
-        o_VC = tl.dot(x_VC, attn_CC, o_VC, input_precision=PRECISION)
-        S_VK = tl.dot(x_VC, k_out_CK, S_VK * keep_K[None, :], input_precision=PRECISION)
+            S = S_VK.to(DTYPE)
+            x_VC = tl.dot(tl.trans(v_CV), solve_CC, input_precision=PRECISION)
+            x_VC = tl.dot(S, w_KC, x_VC, input_precision=PRECISION).to(DTYPE)
+            o_VC = tl.dot(S, q_in_KC, input_precision=PRECISION)
+            o_VC = tl.dot(x_VC, attn_CC, o_VC, input_precision=PRECISION)
+            S_VK = tl.dot(x_VC, k_out_CK, S_VK * keep_K[None, :], input_precision=PRECISION)
 
-        o_CV = tl.trans(o_VC * q_scale_C[None, :]).to(o_p.dtype.element_ty)
-        o_at = (start + row_C)[:, None] * (H * V) + (h * V + v_)[None, :]
-        tl.store(o_p + o_at, o_CV, mask=(row_C < length)[:, None])
+            o_CV = tl.trans(o_VC).to(o_p.dtype.element_ty)
+            tl.store(o_p + token_C[:, None] * (H * V) + (h * V + v_)[None, :], o_CV, mask=here_C1)
+        if PIECES:
+            piece_at = (p * H + h) * K * V + k_[None, :] * V + v_[:, None]
+            tl.store(after_piece_p + piece_at, S_VK)
     tl.store(after_p + state_at, S_VK)

@@ -45,6 +45,8 @@ def kda_step(
         if slot < 0:
             continue
         window, state = window_SWC[slot : slot + 1].clone(), state_SHKV[slot : slot + 1].clone()
+        # Rounded to the pool's dtype once, when it is kept.
+        state = state.to(torch.promote_types(torch.float32, state.dtype))
         for step in range(length):
             t = slice(i * length + step, i * length + step + 1)
             y_1C = causal_conv_decode(qkv_TC[t], conv_CW, window)

@@ -167,6 +167,31 @@ def unwritten(op: str) -> Run:
     return run
 
 
+def without_tokens(op: str, value: float, when: Callable[[Packing], bool]) -> Run:
+    """The state of a sequence without a token is lost (0), or whatever the memory held (NaN)."""
+
+    def run(**x: Any) -> Any:
+        out = right(op)(**x)
+        if not when(x["packing"]):
+            return out
+        # As memory that was just allocated: NaN, where a check sees to that.
+        lost = torch.empty_like(out[1]) if value != value else torch.zeros_like(out[1])
+        here_N = torch.tensor(x["packing"].lengths) > 0
+        return type(out)(
+            out[0], torch.where(here_N.view(-1, *[1] * (lost.dim() - 1)), out[1], lost)
+        )
+
+    return run
+
+
+def among_others(packing: Packing) -> bool:
+    return packing.num_tokens > 0 and 0 in packing.lengths
+
+
+def none_at_all(packing: Packing) -> bool:
+    return packing.num_tokens == 0
+
+
 def reads_behind_the_gates(out: Any, z_THK: Tensor, **_: Any) -> Any:
     return out._replace(o_THV=out.o_THV + behind(z_THK)) if z_THK.shape[-1] == 60 else out
 
@@ -266,6 +291,12 @@ FAULTS = [
     changed("many_sequences", "kda_chunk", "F2", many),
     *(Fault(f"joined_{op}", op, ("packs", "F16"), joined(op)) for op in ("kda_chunk",
                                                                      "causal_conv")),
+    *(Fault(f"state_lost_{op}", op, (reveals,), without_tokens(op, 0.0, when)) for op in (
+        "kda_chunk", "causal_conv") for reveals, when in (("packs", among_others),
+                                                         ("lengths", none_at_all))),
+    *(Fault(f"state_unwritten_{op}", op, (f"F15 no token {reveals}",),
+            without_tokens(op, torch.nan, when)) for op in ("kda_chunk", "causal_conv")
+      for reveals, when in (("between", among_others), ("at all", none_at_all))),
     Fault("joined_mla", "mla_prefill", ("packs", "F16"), attended_jointly),
     fed("state_rounded", "kda_recurrent", "states", bf16_state),
     changed("peeks", "kda_recurrent", "causality", peeks),

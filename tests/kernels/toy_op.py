@@ -13,14 +13,14 @@ DECAY, WIDTH, SPARE_SLOTS = 0.99, 6, 3
 
 
 def forward(x_TD, weight_D, packing, state_ND=None):
-    outputs, states = [], []
+    outputs, states = [x_TD[:0]], []
     for n, x_LD in enumerate(x_TD.split(packing.lengths)):
-        s_D = torch.zeros_like(x_LD[0]) if state_ND is None else state_ND[n].to(x_TD.dtype)
+        s_D = x_TD.new_zeros(x_TD.shape[1]) if state_ND is None else state_ND[n].to(x_TD.dtype)
         for x_D in x_LD:
             s_D = DECAY * s_D + x_D / (1 + x_D.abs().sum())
-            outputs.append(weight_D * s_D)
+            outputs.append(weight_D * s_D[None])
         states.append(s_D)
-    return torch.stack(outputs), torch.stack(states)
+    return torch.cat(outputs), torch.stack(states)
 
 
 def step(x_TD, weight_D, pool_SD, slot_N, keep_N=None):

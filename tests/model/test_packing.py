@@ -85,6 +85,29 @@ def test_segmented_rows_equal_each_document_alone(model):
         assert_close(got, want)
 
 
+def test_a_sequence_without_a_token_changes_nothing_not_even_its_cache(model):
+    lengths = (33, 0, 1, 0)
+    documents = draw_ids(lengths)
+    together = [model.new_cache() for _ in documents]
+    following = torch.tensor([17, 5])
+    for ids_T, packing in (
+        (torch.cat(documents), Packing.of(lengths)),
+        (following, Packing.of((1, 0, 1, 0))),
+    ):
+        packed = model(ids_T, packing, together)
+    for got, cache, document, token in zip(
+        packed, together[::2], documents[::2], following, strict=True
+    ):
+        want = model(torch.cat([document, token[None]]), Packing.of([len(document) + 1]))[-1]
+        assert_close(got, want)
+        assert cache.length == len(document) + 1
+    ids_T, one = torch.tensor([9]), Packing.of([1])
+    want = model(ids_T, one)
+    for untouched in together[1::2]:
+        assert untouched.length == 0
+        assert_close(model(ids_T, one, [untouched]), want)
+
+
 LAYOUTS = {
     "sequences": ([33, 2, 40], Packing.of([33, 2, 40])),
     "rows": ([33, 2, 40], Packing.rows(segments([(33, 2, 40)]))),
@@ -191,7 +214,7 @@ def test_any_lengths(lengths, family, seed):
             assert_close(got, expected)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6))
 def test_rows_and_packed_tokens_translate_into_each_other(lengths):
     packing = Packing.of(lengths)
     x_TD = torch.arange(2.0 * sum(lengths)).view(-1, 2) + 1
@@ -203,7 +226,12 @@ def test_rows_and_packed_tokens_translate_into_each_other(lengths):
     assert torch.equal(packing.from_rows(rows_BLD), x_TD)
     assert Packing.from_cu_seqlens(packing.cu_seqlens) == packing
     assert packing.num_tokens == sum(lengths) == packing.cu_seqlens[-1]
-    assert [x + 1 for x in packing.last_T] == list(packing.cu_seqlens[1:])
+    assert packing.is_one_each == all(n == 1 for n in lengths)
+    if all(lengths):
+        assert [x + 1 for x in packing.last_T] == list(packing.cu_seqlens[1:])
+    else:
+        with pytest.raises(ValueError, match="has no last one"):
+            _ = packing.last_T
 
 
 def test_dense_rows_are_views():
@@ -213,13 +241,13 @@ def test_dense_rows_are_views():
     assert packing.from_rows(packing.to_rows(x_TD)).data_ptr() == x_TD.data_ptr()
 
 
-@pytest.mark.parametrize("lengths", [[], [0], [3, 0], [-1, 2]])
-def test_every_sequence_needs_a_token(lengths):
-    with pytest.raises(ValueError, match="at least one token"):
+@pytest.mark.parametrize("lengths", [[], [-1, 2]])
+def test_a_pack_needs_a_sequence_and_no_negative_one(lengths):
+    with pytest.raises(ValueError, match="one or more lengths from 0 up"):
         Packing.of(lengths)
 
 
-@pytest.mark.parametrize("offsets", [[], [0], [0, 3, 3], [0, 5, 2]])
-def test_offsets_must_rise(offsets):
-    with pytest.raises(ValueError, match="at least one token"):
+@pytest.mark.parametrize("offsets", [[], [0], [0, 5, 2]])
+def test_offsets_must_not_fall(offsets):
+    with pytest.raises(ValueError, match="one or more lengths from 0 up"):
         Packing.from_cu_seqlens(offsets)

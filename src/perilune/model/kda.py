@@ -79,7 +79,7 @@ class KDA(nn.Module):
         qkv_TC, gate_in, f_TK, b_TH = self.inputs(x_TD).split(sizes, dim=-1)
         z_TC = self.f_b_proj(f_TK)
         gate_TC = gate_in if hasattr(self, "g_proj") else self.g_b_proj(gate_in)
-        if caches is not None and packing.max_len == 1:
+        if caches is not None and packing.is_one_each:
             o_THV = self._step(qkv_TC, z_TC, b_TH, gate_TC, caches)
         else:
             o_THV = self._prefill(qkv_TC, z_TC, b_TH, packing, caches)

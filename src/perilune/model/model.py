@@ -156,7 +156,7 @@ class Transformer(nn.Module):
         if caches is not None:
             for cache, length in zip(caches, packing.lengths, strict=True):
                 cache.length += length
-        if last_only and packing.max_len > 1:
+        if last_only and not packing.is_one_each:
             hidden_TD = hidden_TD[packing.last_T]
         hidden_TD = self.model.norm(hidden_TD)
         if self.config.tie_word_embeddings:

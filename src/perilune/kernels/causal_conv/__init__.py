@@ -57,6 +57,8 @@ CONV = OpSpec(
     cases={
         "one_token": lambda g, d: _inputs(g, d, (1,), window=True),
         "shorter_than_window": lambda g, d: _inputs(g, d, (2, 1, 9), window=True),
+        "empty_sequence": lambda g, d: _inputs(g, d, (0, 5, 0, 33, 0), window=True),
+        "empty_without_window": lambda g, d: _inputs(g, d, (3, 0), window=False),
         "no_window": lambda g, d: _inputs(g, d, (5, 3), window=False),
         "two_taps": lambda g, d: _inputs(g, d, (1, 9), window=True, w=2),
         "five_taps": lambda g, d: _inputs(g, d, (3, 9), window=True, w=5),

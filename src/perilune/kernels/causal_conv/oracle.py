@@ -28,7 +28,7 @@ def causal_conv(
             history = history[1:]
         windows.append(torch.stack(history))
     window = None if packing.segment_BL is not None else torch.stack(windows)
-    return ConvOut(torch.stack(outputs), window)
+    return ConvOut(torch.stack(outputs) if outputs else x_TC[:0], window)
 
 
 def causal_conv_decode(x_NC: Tensor, weight_CW: Tensor, window_NWC: Tensor) -> Tensor:

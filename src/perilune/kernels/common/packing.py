@@ -28,13 +28,13 @@ class Packing:
 
     @staticmethod
     def of(lengths: Sequence[int]) -> Packing:
-        """N sequences back to back.
+        """N sequences back to back; one without a token keeps its state.
 
         Raises:
-            ValueError: no sequence, or one without a token.
+            ValueError: no sequence, or a negative length.
         """
-        if not lengths or min(lengths) < 1:
-            raise ValueError(f"every sequence needs at least one token, got lengths {lengths}")
+        if not lengths or min(lengths) < 0:
+            raise ValueError(f"a pack is one or more lengths from 0 up, not {list(lengths)}")
         return Packing(lengths=tuple(lengths))
 
     @staticmethod
@@ -66,9 +66,14 @@ class Packing:
             offsets.append(offsets[-1] + length)
         return tuple(offsets)
 
-    @cached_property
+    @property  # not a cached one: its lock, before Python 3.12, would cut a compiled graph
     def is_dense(self) -> bool:
         return len(set(self.lengths)) == 1
+
+    @cached_property
+    def is_one_each(self) -> bool:
+        """Whether every sequence has exactly one token, as in a decode step."""
+        return set(self.lengths) == {1}
 
     @cached_property
     def slot_T(self) -> Tensor:
@@ -81,7 +86,13 @@ class Packing:
 
     @cached_property
     def last_T(self) -> list[int]:
-        """Index of each sequence's last token among the T packed ones."""
+        """Index of each sequence's last token among the T packed ones.
+
+        Raises:
+            ValueError: a sequence has none.
+        """
+        if min(self.lengths) == 0:
+            raise ValueError(f"a sequence without a token has no last one, lengths {self.lengths}")
         return [end - 1 for end in self.cu_seqlens[1:]]
 
     def to_rows(self, x_T: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ _SEQUENCES = {
     "as_small_as_eps": lambda g, d: _as_small_as_eps(g, d, (2, 3)),
     "other_widths": lambda g, d: _other_widths(g, d, (3, 35)),
     "segmented_rows": _segmented,
+    "empty_sequence": lambda g, d: _inputs(g, d, (0, 5, 0, 33, 0), with_state=True),
+    "empty_without_state": lambda g, d: _inputs(g, d, (3, 0)),
     "odd_lengths": lambda g, d: _inputs(g, d, (33, 1, 64, 7), with_state=True),
     "strongest_decay": lambda g, d: _inputs(g, d, (80,), z_scale=40.0, with_state=True),
     "softplus": lambda g, d: _inputs(g, d, (37, 70), lower_bound=None, with_state=True),

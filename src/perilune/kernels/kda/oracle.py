@@ -41,7 +41,7 @@ def kda_recurrent(
                 S_KV, o_V = _step(S_KV, q_THK[i, h], k_THK[i, h], v_THV[i, h], g_K, b_TH[i, h])
                 outputs[i].append(o_V)
             finals[n].append(S_KV)
-    o_THV = torch.stack([torch.stack(o_H) for o_H in outputs])
+    o_THV = torch.stack([torch.stack(o_H) for o_H in outputs]) if outputs else v_THV[:0]
     state = torch.stack([torch.stack(S_H) for S_H in finals])
     return KDAOut(o_THV, None if packing.segment_BL is not None else state)
 

@@ -93,7 +93,8 @@ def kda_recurrent(
     Returns outputs in the dtype of `v_THV` and the fp32 states after each sequence.
     """
     x = prepare(q_THK, k_THK, v_THV, z_THK, b_TH, A_log_H, dt_bias_HK, lower_bound)
-    outputs, states = [], []
+    # Without any token there is nothing else to join.
+    outputs, states = [x.v_[:0]], []
     for n, (start, end) in enumerate(zip(packing.cu_seqlens, packing.cu_seqlens[1:], strict=False)):
         s_HKV = x.v_.new_zeros(*x.k_.shape[1:], x.v_.shape[-1])
         if state_NHKV is not None:
@@ -106,10 +107,10 @@ def kda_recurrent(
             delta_HV = x.v_[t] - torch.einsum("hkv,hk->hv", decayed_HKV, x.k_[t])
             write_HK = x.beta_[t][:, None] * x.k_[t]
             s_HKV = decayed_HKV + write_HK[..., None] * delta_HV[:, None, :]
-            outputs.append(torch.einsum("hkv,hk->hv", s_HKV, x.q_[t]))
+            outputs.append(torch.einsum("hkv,hk->hv", s_HKV, x.q_[t])[None])
         states.append(s_HKV)
     final = None if packing.segment_BL is not None else torch.stack(states)
-    return KDAOut(torch.stack(outputs).to(v_THV.dtype), final)
+    return KDAOut(torch.cat(outputs).to(v_THV.dtype), final)
 
 
 def kda_chunk(
@@ -143,11 +144,11 @@ def kda_chunk(
 
 
 def _to_chunks(x_BLH: Tensor) -> Tensor:
-    """[B, L, H, ...] -> [B, H, M, C, ...], the tail padded with zeros.
+    """[B, L, H, ...] -> [B, H, M, C, ...], the tail padded with zeros; one chunk at least.
 
     A zero key with zero log-decay and zero beta leaves the state as it is.
     """
-    pad = -x_BLH.shape[1] % CHUNK
+    pad = -x_BLH.shape[1] % CHUNK if x_BLH.shape[1] else CHUNK
     if pad:
         zeros = x_BLH.new_zeros(x_BLH.shape[0], pad, *x_BLH.shape[2:])
         x_BLH = torch.cat([x_BLH, zeros], dim=1)

@@ -49,6 +49,7 @@ PREFILL = OpSpec(
     oracle="perilune.kernels.mla.oracle:mla_prefill",
     cases={
         "one_token": lambda g, d: _inputs(g, d, (1,)),
+        "empty_sequence": lambda g, d: _inputs(g, d, (0, 5, 0, 9, 0)),
         "odd_lengths": lambda g, d: _inputs(g, d, (5, 1, 9)),
         "segmented_rows": _segmented,
     },

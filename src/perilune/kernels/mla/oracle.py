@@ -21,7 +21,7 @@ def mla_prefill(
             scores_SH = torch.einsum("shk,hk->sh", k_THK[seen], q_THK[t]) * scale
             p_SH = torch.softmax(scores_SH, dim=0)
             outputs.append(torch.einsum("sh,shv->hv", p_SH, v_THV[seen]))
-    return torch.stack(outputs)
+    return torch.stack(outputs) if outputs else v_THV[:0]
 
 
 def mla_decode(q_HC: Tensor, latent_SC: Tensor, kv_lora_rank: int, scale: float) -> Tensor:

@@ -160,7 +160,14 @@ BUGS = (
     # F13. Padding up to a tile must not act on the state (family states).
     Bug("F13 65 tokens, then one", (*KDA, "causal_conv"), two_pieces, (66, 65)),
     # F14, metadata of another chunk size: no op takes chunk metadata from its caller.
-    # F15, no token: case "no token" of family lengths.
+    # F15. A sequence without a token has a state like any other one (families lengths, packs).
+    Bug(
+        "F15 no token between others into NaN",
+        (*KDA, "causal_conv"),
+        new_memory,
+        ((3, 0, 2), False),
+    ),
+    Bug("F15 no token at all into NaN", (*KDA, "causal_conv"), new_memory, ((0, 0), False)),
     # F16. Sequences in a pack do not see each other (family packs).
     Bug("F16 second sample", (*KDA, "causal_conv", "mla_prefill"), _second_sample),
     # F17, F18. What is compared, not only summed, stays in fp32 (the truth's expert numbers).

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from perilune.kernels.causal_conv import reference
+from perilune.kernels.causal_conv import reference, triton_graph
 from perilune.kernels.causal_conv.reference import ConvOut
 from perilune.kernels.causal_conv.triton_backward import backward
 from perilune.kernels.causal_conv.triton_forward import forward
@@ -33,7 +33,8 @@ def causal_conv(
     if window_NWC is not None:
         assert window_NWC.shape == (n, w - 1, c), (window_NWC.shape, n, w, c)
         window_NWC = window_NWC.contiguous()
-    y_TC, after = _CausalConv.apply(
+    run = triton_graph.convolve if torch.compiler.is_compiling() else _CausalConv.apply
+    y_TC, after = run(
         _row_major(x_TC), weight_CW.contiguous(), window_NWC, segment_T, packing.lengths
     )
     return ConvOut(y_TC, None if segment_T is not None else after)

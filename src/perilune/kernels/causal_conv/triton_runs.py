@@ -23,7 +23,6 @@ def run_length(num_tokens: int, num_blocks: int, longest: int) -> int:
     return length
 
 
-@torch.compiler.assume_constant_result
 def runs(lengths: tuple[int, ...], length: int, device: torch.device) -> Tensor:
     """[M, 4] int64: first token of the run, first and end of its sequence, number of the sequence.
 

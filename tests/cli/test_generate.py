@@ -76,13 +76,27 @@ def test_the_engine_is_closed_whatever_happens(engine):
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_a_real_checkpoint_gives_the_same_text_for_the_same_seed(capsys, checkpoint, seed):
     argv = ["generate", "--raw", "ab", "--model", str(checkpoint)]
-    argv += ["--max-tokens", "12", "--seed", seed, "--threads", "1"]
+    argv += ["--max-tokens", "12", "--seed", seed, "--threads", "1", "--device", "cpu"]
     texts = []
     for _ in range(2):
         assert main(argv) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     assert len(texts[0]) > 1
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat"]])
+def test_a_gpu_that_is_not_here_is_one_line(monkeypatch, capsys, checkpoint, command):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main([*command, "--device", "cuda", "--model", str(checkpoint)]) == 1
+    error = capsys.readouterr().err
+    assert "device 'cuda' cannot be used" in error
+    assert error.count("\n") == 1
+
+
+def test_half_precision_is_an_option(capsys, checkpoint):
+    argv = ["generate", "--raw", "ab", "--model", str(checkpoint), "--device", "cpu"]
+    assert main([*argv, "--dtype", "bfloat16", "--max-tokens", "4", "--threads", "1"]) == 0
 
 
 def test_a_terminal_is_not_left_dim(monkeypatch, engine, answer_ids):

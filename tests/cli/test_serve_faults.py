@@ -28,7 +28,7 @@ def forward(self, token_ids_T, *args, **kwargs):
     return run(self, token_ids_T, *args, **kwargs)
 
 Transformer.forward = forward
-sys.exit(main(["serve", sys.argv[1], "--port", "0", "--threads", "1"]))
+sys.exit(main(["serve", sys.argv[1], "--port", "0", "--threads", "1", "--device", "cpu"]))
 """
 """A server whose model breaks at a Y, and for good at a Z."""
 FIELDS = {"model": "tiny", "logit_bias": {str(ord(letter)): -100 for letter in "YZ"}}

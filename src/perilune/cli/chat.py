@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    opened = open_model(args.model_dir, threads=args.threads)
+    opened = open_model(args)
     with contextlib.suppress(ImportError):  # line editing, where Python has it
         import readline  # noqa: F401
     with asyncio.Runner() as runner:

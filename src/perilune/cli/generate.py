@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    opened = open_model(args.model_dir, threads=args.threads)
+    opened = open_model(args)
     asyncio.run(_generate(opened, prompt, args))
     return 0
 

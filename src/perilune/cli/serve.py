@@ -14,7 +14,7 @@ import uvloop
 from perilune.cli.local_model import (
     MAX_RUNNING,
     OpenModel,
-    add_threads_option,
+    add_run_options,
     open_model,
     positive_int,
 )
@@ -47,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sequences that are decoded together (%(default)s)",
     )
-    add_threads_option(parser)
+    add_run_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="perilune: %(levelname)s: %(message)s")
     address = free_address(args.host, args.port)  # a taken port should not cost a load first
-    opened = open_model(args.model_dir, threads=args.threads, max_running=args.max_running)
+    opened = open_model(args, max_running=args.max_running)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.freeze()  # what is loaded stays: going through it takes 0.2 s, and no stream gets on
     uvloop.run(_serve(opened, address))

@@ -118,7 +118,7 @@ def open_engine(
     *,
     max_running: int = 32,
     max_waiting: int = 256,
-    prefill_budget: int = 256,
+    prefill_budget: int | None = None,
     threads: int | None = None,
     device: str = "cpu",
     dtype: str = "float32",
@@ -126,13 +126,17 @@ def open_engine(
 ) -> AsyncEngine:
     """Loads a checkpoint directory and starts an engine on it; its name is the directory's.
 
-    `threads`: torch threads, by default what PERILUNE_THREADS says, else torch's choice.
+    `prefill_budget`: prompt tokens of a step, by default 256 on a CPU and 4096 on a GPU, which fewer
+    would leave idle. `threads`: torch threads, by default what PERILUNE_THREADS says, else
+    torch's choice.
     `progress` shows a bar while weights are loaded.
 
     Raises:
         ConfigError, CheckpointError, UnsupportedError: as `perilune.model.api.load_model`.
     """
     loaded = load_model(model_dir, device=device, dtype=dtype, progress=progress)
+    if prefill_budget is None:
+        prefill_budget = 256 if loaded.device.type == "cpu" else 4096
     core = EngineCore(
         loaded.model,
         device=loaded.device,

@@ -16,6 +16,7 @@ from torch import Tensor
 from perilune.core.errors import ContextLengthError, RequestError, UnsupportedError
 from perilune.kernels.common.packing import Packing
 from perilune.model.config import ModelConfig
+from perilune.model.device import device_of
 from perilune.model.load import load_checkpoint
 from perilune.model.model import Transformer
 
@@ -42,9 +43,12 @@ class LanguageModel:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Decodes one token, so that no request waits for what is compiled at its first use: on a
-        CPU some twenty seconds, once for an installation."""
-        token = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.model(token, Packing.of([1]), [self.model.new_cache()])
+        CPU some twenty seconds, once for an installation. A GPU reads two others first: its
+        kernels for prompts are compiled, too."""
+        cache = self.model.new_cache()
+        for count in (1,) if self.device.type == "cpu" else (2, 1):
+            tokens = torch.zeros(count, dtype=torch.long, device=self.device)
+            self.model(tokens, Packing.of([count]), [cache])
 
     @torch.inference_mode()
     def logits(self, ids_BT: Any) -> Tensor:
@@ -139,17 +143,15 @@ def load_model(
 ) -> LanguageModel:
     """Verifies and loads a checkpoint directory of either family; `progress` shows a bar.
 
+    `device`: `cpu`, `cuda`, or `auto` for whatever is here; `dtype`: float32, bfloat16 or float64.
+
     Raises:
         ConfigError, CheckpointError: the files are wrong; the message names file and tensor.
         UnsupportedError: an unknown `dtype`, or a `device` that this machine does not have.
     """
     if dtype not in DTYPES:
         raise UnsupportedError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    try:
-        place = torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        first_line = str(error).splitlines()[0]
-        raise UnsupportedError(f"device {device!r} cannot be used: {first_line}") from None
+    place = device_of(device)
     loaded = load_checkpoint(directory, device=place, dtype=DTYPES[dtype], progress=progress)
     model = LanguageModel(loaded.model, loaded.report.skipped)
     model.warm_up()

@@ -38,6 +38,7 @@ def _inputs(
         "packing": Packing.of(lengths),
         "lower_bound": lower_bound,
         "state_NHKV": draw(len(lengths), heads, width, v_width) if with_state else None,
+        "cuts": None,
     }
 
 
@@ -64,6 +65,12 @@ def _segmented(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     return inputs
 
 
+def _with_cuts(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+    """Inside of a chunk, at its edges, twice in one chunk, at the end, and none at all."""
+    inputs = _inputs(generator, dtype, (70, 33, 5), with_state=True)
+    return inputs | {"cuts": ((1, 32, 45, 46), (33,), ())}
+
+
 def _softplus_strong(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     return _inputs(generator, dtype, (70,), lower_bound=None, z_scale=30.0)
 
@@ -73,6 +80,7 @@ _SEQUENCES = {
     "as_small_as_eps": lambda g, d: _as_small_as_eps(g, d, (2, 3)),
     "other_widths": lambda g, d: _other_widths(g, d, (3, 35)),
     "segmented_rows": _segmented,
+    "cuts": _with_cuts,
     "empty_sequence": lambda g, d: _inputs(g, d, (0, 5, 0, 33, 0), with_state=True),
     "empty_without_state": lambda g, d: _inputs(g, d, (3, 0)),
     "odd_lengths": lambda g, d: _inputs(g, d, (33, 1, 64, 7), with_state=True),
@@ -84,7 +92,7 @@ _SEQUENCES = {
 
 def _decoding(inputs: Inputs) -> Inputs:
     """The inputs of one-token sequences, as one step of all of them."""
-    del inputs["packing"]
+    del inputs["packing"], inputs["cuts"]
     return {
         name.replace("_THK", "_NHK").replace("_THV", "_NHV").replace("_TH", "_NH"): value.detach()
         if isinstance(value, torch.Tensor)
@@ -94,8 +102,8 @@ def _decoding(inputs: Inputs) -> Inputs:
 
 
 _SIGNATURE = (
-    "(q_THK, k_THK, v_THV, z_THK, b_TH, A_log_H, dt_bias_HK, packing, lower_bound, state_NHKV)"
-    " -> (o_THV, state_NHKV)"
+    "(q_THK, k_THK, v_THV, z_THK, b_TH, A_log_H, dt_bias_HK, packing, lower_bound, state_NHKV,"
+    " cuts) -> (o_THV, state_NHKV, cut_EHKV)"
 )
 
 CHUNK = OpSpec(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
-from perilune.kernels.kda.reference import KDAOut
+from perilune.kernels.kda.reference import Cuts, KDAOut
 
 
 def kda_recurrent(
@@ -25,10 +25,12 @@ def kda_recurrent(
     packing: Packing,
     lower_bound: float | None = None,
     state_NHKV: Tensor | None = None,
+    cuts: Cuts | None = None,
 ) -> KDAOut:
     t, heads, width = v_THV.shape
     outputs: list[list[Tensor]] = [[] for _ in range(t)]
     finals: list[list[Tensor]] = []
+    at_cuts: dict[tuple[int, int], list[Tensor]] = {}
     for n, start in enumerate(packing.cu_seqlens[:-1]):
         finals.append([])
         for h in range(heads):
@@ -40,10 +42,13 @@ def kda_recurrent(
                 g_K = _log_decay(z_THK[i, h] + dt_bias_HK[h], A_log_H[h], lower_bound)
                 S_KV, o_V = _step(S_KV, q_THK[i, h], k_THK[i, h], v_THV[i, h], g_K, b_TH[i, h])
                 outputs[i].append(o_V)
+                if cuts is not None and i + 1 - start in cuts[n]:
+                    at_cuts.setdefault((n, i), []).append(S_KV.detach())
             finals[n].append(S_KV)
     o_THV = torch.stack([torch.stack(o_H) for o_H in outputs]) if outputs else v_THV[:0]
     state = torch.stack([torch.stack(S_H) for S_H in finals])
-    return KDAOut(o_THV, None if packing.segment_BL is not None else state)
+    found = None if cuts is None else torch.stack([torch.stack(S_H) for S_H in at_cuts.values()])
+    return KDAOut(o_THV, None if packing.segment_BL is not None else state, found)
 
 
 def kda_decode(

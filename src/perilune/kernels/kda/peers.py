@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
+from perilune.kernels.kda.reference import Cuts
 
 MAX_GRID = 65535
 """Programs along any axis of a CUDA grid but the first: fla has B H of them there."""
@@ -39,6 +40,7 @@ class Prefill(NamedTuple):
     packing: Packing
     lower_bound: float | None = None
     state_NHKV: Tensor | None = None
+    cuts: Cuts | None = None
 
 
 def fla_arguments(x: Prefill) -> dict[str, Any]:

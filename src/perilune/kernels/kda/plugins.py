@@ -70,6 +70,8 @@ def _require_served(x: Prefill, who: str, served: tuple[int, ...]) -> None:
     widths = x.q_THK.shape[-1], x.v_THV.shape[-1]
     if x.packing.segment_BL is not None:
         raise UnsupportedError(f"{who} does not reset states inside a row: no segmented rows")
+    if x.cuts is not None:
+        raise UnsupportedError(f"{who} has no states but the last: no cuts")
     if min(x.packing.lengths) < 1:
         raise UnsupportedError(f"{who} is given no sequence without a token")
     if x.lower_bound is None or not LOWEST_BOUND <= x.lower_bound < 0:

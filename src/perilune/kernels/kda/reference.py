@@ -24,10 +24,32 @@ CHUNK = 32
 e^±80: inside fp32 range. That is what lets one matrix product serve a whole chunk."""
 
 
+Cuts = tuple[tuple[int, ...], ...]
+"""Of every sequence, rising numbers of its tokens after which the state is wanted as well."""
+
+
 class KDAOut(NamedTuple):
     o_THV: Tensor
     state_NHKV: Tensor | None
     """State after the last token of each sequence; None for segmented rows."""
+    cut_EHKV: Tensor | None = None
+    """States at the cuts, sequence by sequence, without gradient; None if none were asked for."""
+
+
+def check_cuts(cuts: Cuts | None, packing: Packing) -> None:
+    """Raises:
+    ValueError: cuts are not of this packing's sequences, do not rise, or lie outside of them.
+    """
+    if cuts is None:
+        return
+    if packing.segment_BL is not None:
+        raise ValueError("rows of several documents have no states to cut at")
+    if len(cuts) != packing.num_sequences:
+        raise ValueError(f"{len(cuts)} sequences of cuts for {packing.num_sequences} sequences")
+    for at, length in zip(cuts, packing.lengths, strict=True):
+        rising = all(a < b for a, b in zip((0, *at), at, strict=False))
+        if not rising or (at and at[-1] > length):
+            raise ValueError(f"cuts {at} do not rise from 1 to the sequence's {length} tokens")
 
 
 class Prepared(NamedTuple):
@@ -87,14 +109,17 @@ def kda_recurrent(
     packing: Packing,
     lower_bound: float | None = None,
     state_NHKV: Tensor | None = None,
+    cuts: Cuts | None = None,
 ) -> KDAOut:
     """Token by token: decay, delta against the decayed state, write, read.
 
-    Returns outputs in the dtype of `v_THV` and the fp32 states after each sequence.
+    Returns outputs in the dtype of `v_THV`, the fp32 states after each sequence, and those at the
+    cuts.
     """
+    check_cuts(cuts, packing)
     x = prepare(q_THK, k_THK, v_THV, z_THK, b_TH, A_log_H, dt_bias_HK, lower_bound)
     # Without any token there is nothing else to join.
-    outputs, states = [x.v_[:0]], []
+    outputs, states, at_cuts = [x.v_[:0]], [], []
     for n, (start, end) in enumerate(zip(packing.cu_seqlens, packing.cu_seqlens[1:], strict=False)):
         s_HKV = x.v_.new_zeros(*x.k_.shape[1:], x.v_.shape[-1])
         if state_NHKV is not None:
@@ -108,9 +133,14 @@ def kda_recurrent(
             write_HK = x.beta_[t][:, None] * x.k_[t]
             s_HKV = decayed_HKV + write_HK[..., None] * delta_HV[:, None, :]
             outputs.append(torch.einsum("hkv,hk->hv", s_HKV, x.q_[t])[None])
+            if cuts is not None and t + 1 - start in cuts[n]:
+                at_cuts.append(s_HKV.detach())
         states.append(s_HKV)
     final = None if packing.segment_BL is not None else torch.stack(states)
-    return KDAOut(torch.cat(outputs).to(v_THV.dtype), final)
+    found = None
+    if cuts is not None:
+        found = torch.stack(at_cuts) if at_cuts else x.v_.new_zeros(0, *states[0].shape)
+    return KDAOut(torch.cat(outputs).to(v_THV.dtype), final, found)
 
 
 def kda_chunk(
@@ -124,12 +154,17 @@ def kda_chunk(
     packing: Packing,
     lower_bound: float | None = None,
     state_NHKV: Tensor | None = None,
+    cuts: Cuts | None = None,
 ) -> KDAOut:
     """The same function in chunks of matrix products (Kimi Linear, Eq. 7-12; an exact identity).
 
     `packing` with `segment_BL` resets state at document boundaries inside a row and returns no
     state. Otherwise as `kda_recurrent`.
     """
+    if cuts is not None:
+        check_cuts(cuts, packing)
+        rows = (q_THK, k_THK, v_THV, z_THK, b_TH)
+        return _in_pieces(rows, (A_log_H, dt_bias_HK), packing, lower_bound, state_NHKV, cuts)
     x = prepare(q_THK, k_THK, v_THV, z_THK, b_TH, A_log_H, dt_bias_HK, lower_bound)
     rows = Prepared(*(_to_chunks(packing.to_rows(value)) for value in x))
     segment_BMC = None
@@ -141,6 +176,33 @@ def kda_chunk(
     return KDAOut(
         packing.from_rows(o_BLHV).to(v_THV.dtype), None if segment_BMC is not None else state
     )
+
+
+def _in_pieces(
+    rows: tuple[Tensor, ...],
+    gate: tuple[Tensor, Tensor],
+    packing: Packing,
+    lower_bound: float | None,
+    state_NHKV: Tensor | None,
+    cuts: Cuts,
+) -> KDAOut:
+    """Every sequence from cut to cut."""
+    outputs, states, at_cuts = [rows[2][:0]], [], []
+    heads, k, v = *rows[1].shape[1:], rows[2].shape[2]
+    for n, (first, length) in enumerate(zip(packing.cu_seqlens, packing.lengths, strict=False)):
+        state = None if state_NHKV is None else state_NHKV[n : n + 1]
+        begin = 0
+        for end in sorted({*cuts[n], length} - {0}):
+            piece = [x[first + begin : first + end] for x in rows]
+            out = kda_chunk(*piece, *gate, Packing.of((end - begin,)), lower_bound, state)
+            outputs.append(out.o_THV)
+            state, begin = out.state_NHKV, end
+            if end in cuts[n]:
+                at_cuts.append(out.state_NHKV.detach())
+        states.append(rows[0].new_zeros(1, heads, k, v) if state is None else state)
+    wide = torch.promote_types(torch.float32, rows[0].dtype)
+    found = torch.cat(at_cuts) if at_cuts else rows[0].new_zeros(0, heads, k, v, dtype=wide)
+    return KDAOut(torch.cat(outputs), torch.cat(states).to(wide), found)
 
 
 def _to_chunks(x_BLH: Tensor) -> Tensor:

@@ -116,54 +116,46 @@ def prepare(x: KDAInputs, table: ChunkTable, factors: Factors | None = None) -> 
         **meta(x),
         **flags(x, table),
         KEPT=factors is not None,
-        **launch(x),
+        **warps(x, 128),
     )
     return tiles
 
 
-def launch(x: KDAInputs) -> dict[str, int]:
-    """Four programs of four warps on a multiprocessor, where registers can be capped."""
-    return {"num_warps": 4} | ({"maxnreg": 128} if uses_ptx(x.q_THK.device) else {})
-
-
-class Chained(NamedTuple):
-    o_THV: Tensor
-    after_NHKV: Tensor
-    """fp32 states after each sequence."""
-    after_PHKV: Tensor | None
-    """The same after each piece."""
+def warps(x: KDAInputs, registers: int) -> dict[str, int]:
+    """Four warps, of so many registers a thread where these can be capped: 128 let four programs
+    share a multiprocessor, 168 three."""
+    return {"num_warps": 4} | ({"maxnreg": registers} if uses_ptx(x.q_THK.device) else {})
 
 
 def chain(
     x: KDAInputs,
     tiles: Tiles,
-    table: ChunkTable,
+    of_pieces: tuple[Tensor, Tensor, Tensor],
     state_NHKV: Tensor | None,
-    *,
-    pieces: bool = False,
-) -> Chained:
+    after_PHKV: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(outputs [T, H, V], fp32 states after each sequence); fills `after_PHKV` likewise."""
     heads, k, v = x.sizes
+    n = of_pieces[2].shape[0] - 1
     o_THV = torch.empty_like(x.v_THV, memory_format=torch.contiguous_format)
-    wide = {"dtype": torch.float32}
-    after = x.q_THK.new_empty(table.num_sequences, heads, k, v, **wide)
-    after_pieces = x.q_THK.new_empty(table.num_pieces, heads, k, v, **wide) if pieces else None
-    block = value_block(table.num_sequences * heads, v)
-    _chain[(table.num_sequences * heads * (v // block.size),)](
+    after = x.q_THK.new_empty(n, heads, k, v, dtype=torch.float32)
+    block = value_block(n * heads, v)
+    _chain[(n * heads * (v // block.size),)](
         *tiles,
         x.v_THV,
-        *table.of_pieces,
+        *of_pieces,
         after if state_NHKV is None else state_NHKV,
         after,
-        after if after_pieces is None else after_pieces,
+        after if after_PHKV is None else after_PHKV,
         o_THV,
         x.v_THV.stride(0),
         **meta(x),
         BV=block.size,
         HAS_STATE=state_NHKV is not None,
-        PIECES=pieces,
+        PIECES=after_PHKV is not None,
         num_warps=block.num_warps,
     )
-    return Chained(o_THV, after, after_pieces)
+    return o_THV, after
 
 
 class ValueBlock(NamedTuple):

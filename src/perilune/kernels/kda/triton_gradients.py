@@ -33,7 +33,7 @@ from perilune.kernels.kda.triton_chunk import (
     running_sum,
     token_order,
 )
-from perilune.kernels.kda.triton_forward import Factors, KDAInputs, flags, meta
+from perilune.kernels.kda.triton_forward import Factors, KDAInputs, flags, meta, warps
 from perilune.kernels.kda.triton_table import CHUNK, ChunkTable
 
 
@@ -57,8 +57,6 @@ class Products(NamedTuple):
     """Gradients of the scores of q and of k, 0 above the diagonal."""
     out_MHCK: Tensor
     """The part of k as key that comes through the outgoing state, without its factor."""
-    own_MHC: Tensor
-    """Of each query's score with the key of its token."""
     last_MHK: Tensor
     """Of the log-decay that the incoming state undergoes."""
 
@@ -80,7 +78,6 @@ def gradients(
         q.new_empty(3, m, heads, CHUNK, k, **wide),
         q.new_empty(2, m, heads, CHUNK, CHUNK),
         q.new_empty(m, heads, CHUNK, k),
-        q.new_empty(m, heads, CHUNK, **wide),
         q.new_empty(m, heads, k, **wide),
     )
     dt_bias_MHK, A_log_MH = q.new_empty(m, heads, k, **wide), q.new_empty(m, heads, **wide)
@@ -95,7 +92,7 @@ def gradients(
         **meta(x),
         SEGMENTED=table.segment_T is not None,
         BOUNDED=x.lower_bound is not None,
-        num_warps=4,
+        **warps(x, 168),
     )
     _finish[(m * heads,)](
         *(x.q_THK, x.k_THK, x.z_THK, x.A_log_H, x.dt_bias_HK, *table.of_chunks[:2]),
@@ -128,7 +125,6 @@ def _products(
     d_p,
     scores_p,
     out_p,
-    own_p,
     last_p,
     b_stride,
     num_tiles,
@@ -146,12 +142,12 @@ def _products(
     row_C, k_, v_ = tl.arange(0, C), tl.arange(0, K), tl.arange(0, V)
     t_C = token_order(C)
     here_C = t_C < length
-    below_CC = t_C[:, None] > t_C[None, :]
+    valid_CC = t_C[:, None] >= t_C[None, :]
     if SEGMENTED:
-        document_C, carried_C, kept_C, through = documents(
+        document_C, carried_C, kept_C, _ = documents(
             segment_p, carries_p, m, start, t_C, here_C, length
         )
-        below_CC = below_CC & (document_C[:, None] == document_C[None, :])
+        valid_CC = valid_CC & (document_C[:, None] == document_C[None, :])
     tile = tl.program_id(0).to(tl.int64) * C
     tiles = num_tiles.to(tl.int64) * C
     at_CC = tile * C + row_C[:, None] * C + row_C[None, :]
@@ -162,9 +158,7 @@ def _products(
     x_VC = tl.load(x_p + tile * V + v_[:, None] * C + row_C[None, :])
     do_CV = tl.load(do_p + o_at, mask=here_C[:, None], other=0.0).to(DTYPE)
     d_attn_CC = tl.dot(do_CV, x_VC, input_precision=PRECISION)
-    own_CC = t_C[:, None] == t_C[None, :]
-    tl.store(own_p + tile + row_C, tl.sum(tl.where(own_CC, d_attn_CC, 0.0), axis=1))
-    d_attn = tl.where(below_CC, d_attn_CC, 0.0).to(DTYPE)
+    d_attn = tl.where(valid_CC, d_attn_CC, 0.0).to(DTYPE)
 
     dv_CV = tl.load(dv_p + o_at, mask=here_C[:, None], other=0.0).to(DTYPE)
     dv_VC = tl.trans(dv_CV)
@@ -174,6 +168,7 @@ def _products(
     db_C = tl.sum(dv_CV.to(tl.float32) * tl.trans(x_VC).to(tl.float32), axis=1) * by_b_C
     tl.store(db_p + (start + t_C) * H + h, db_C.to(db_p.dtype.element_ty), mask=here_C)
     d_pairs_CC = tl.dot(dv_CV, x_VC, input_precision=PRECISION)
+    below_CC = valid_CC & (t_C[:, None] > t_C[None, :])
     d_pairs = tl.where(below_CC, -d_pairs_CC, 0.0).to(DTYPE)
     if not BOUNDED:
         tl.store(scores_p + at_CC, d_attn)
@@ -229,7 +224,6 @@ def _finish(
     d_p,
     scores_p,
     out_p,
-    own_p,
     last_p,
     dq_p,
     dk_p,
@@ -273,15 +267,32 @@ def _finish(
         factored = fits(G_CK, half_K)
         start_K = tl.where(factored, half_K, 0.0)
         end_K = tl.where(factored, half_K, 2.0 * half_K)
+    if not BOUNDED:
+        dq_pairs_CK = tl.zeros_like(G_CK)
+        dk_pairs_CK = tl.zeros_like(G_CK)
+        dg_pairs_CK = tl.zeros_like(G_CK)
+        if not factored:
+            at_CC = tile * C + row_C[:, None] * C + row_C[None, :]
+            dq_pairs_CK, dk_pairs_CK, dg_pairs_CK = _by_pairs(
+                tl.load(scores_p + at_CC).to(tl.float32),
+                tl.load(scores_p + tiles * C + at_CC).to(tl.float32),
+                _unit(q_p, q_stride, start, t_C, here_C, h, K, L2_EPS) * K**-0.5,
+                _unit(k_p, k_stride, start, t_C, here_C, h, K, L2_EPS),
+                g_CK,
+                t_C,
+                C,
+                K,
+                PTX,
+            )
+
+    # The two ends of a score's decay cancel later on: both take q and k as the scores took them.
     k_CK = rows_of(k_p, k_stride, start, t_C, here_C, h, K).to(tl.float32)
     k_norm_C = norm_of(k_CK, L2_EPS)
     k_CK *= k_norm_C[:, None]
-    # The two ends of a score's decay cancel later on: both take q and k as the scores took them.
     down_CK = exp2(end_K[None, :] - G_CK, PTX)
     k_down_CK = (k_CK * down_CK).to(DTYPE).to(tl.float32)
-    out_CK = tl.load(out_p + tile * K + row_C[:, None] * K + k_[None, :]).to(tl.float32)
-    last_K = tl.load(last_p + tl.program_id(0) * K + k_)
-    last_K += tl.sum(out_CK * k_down_CK, axis=0)
+    out_CK = tl.load(out_p + tile * K + row_C[:, None] * K + k_[None, :]).to(tl.float32) * k_down_CK
+    last_K = tl.load(last_p + tl.program_id(0) * K + k_) + tl.sum(out_CK, axis=0)
     dk_CK = tl.load(d_at + 2 * tiles * K)
     by_decay_CK = -dk_CK * k_down_CK
     dk_CK *= down_CK
@@ -289,41 +300,31 @@ def _finish(
     dk_in_CK = tl.load(d_at + tiles * K)
     by_decay_CK += dk_in_CK * (k_CK * up_CK).to(DTYPE).to(tl.float32)
     dk_CK += dk_in_CK * up_CK
+    if not BOUNDED:
+        dk_CK += dk_pairs_CK
+    dk_CK = (dk_CK - tl.sum(dk_CK * k_CK, axis=1)[:, None] * k_CK) * k_norm_C[:, None]
+    tl.store(dk_p + at_CK, dk_CK.to(dk_p.dtype.element_ty), mask=here_C[:, None])
+
     q_CK = rows_of(q_p, q_stride, start, t_C, here_C, h, K).to(tl.float32)
     q_norm_C = norm_of(q_CK, L2_EPS)
     q_CK *= ((K**-0.5) * q_norm_C)[:, None]
     dq_CK = tl.load(d_at)
     by_decay_CK += dq_CK * (q_CK * up_CK).to(DTYPE).to(tl.float32)
     dq_CK *= up_CK
-    dg_CK = by_decay_CK - running_sum(by_decay_CK, C, K)
-    dg_CK += (last_K + tl.sum(by_decay_CK, axis=0))[None, :]
     if not BOUNDED:
-        if not factored:
-            at_CC = tile * C + row_C[:, None] * C + row_C[None, :]
-            d_attn_CC = tl.load(scores_p + at_CC).to(tl.float32)
-            d_pairs_CC = tl.load(scores_p + tiles * C + at_CC).to(tl.float32)
-            dq_pairs_CK, dk_pairs_CK, dg_pairs_CK = _by_pairs(
-                d_attn_CC, d_pairs_CC, q_CK, k_CK, g_CK, t_C, C, K, PTX
-            )
-            dk_CK += dk_pairs_CK
-            # Readings fade and keys grow by any amount: neither is told from a difference of sums.
-            read_CK = dq_CK * q_CK + tl.load(d_at + tiles * K) * up_CK * k_CK
-            out_CK *= k_down_CK
-            keep_K = tl.load(last_p + tl.program_id(0) * K + k_)
-            dg_CK = running_sum(read_CK, C, K, True) + running_sum(out_CK, C, K) - out_CK
-            dg_CK += dg_pairs_CK + keep_K[None, :]
-            dq_CK += dq_pairs_CK
-
-    # A token's score with itself does not decay. Then through the norms; q_CK is K^-1/2 of a unit
-    # vector.
-    own_C = tl.load(own_p + tile + row_C)[:, None]
-    dk_CK += own_C * q_CK
-    dq_CK += own_C * k_CK
-    dk_CK = (dk_CK - tl.sum(dk_CK * k_CK, axis=1)[:, None] * k_CK) * k_norm_C[:, None]
-    tl.store(dk_p + at_CK, dk_CK.to(dk_p.dtype.element_ty), mask=here_C[:, None])
+        dq_CK += dq_pairs_CK
+    # q_CK is K^-1/2 of a unit vector.
     dq_CK -= (K * tl.sum(dq_CK * q_CK, axis=1))[:, None] * q_CK
     dq_CK *= ((K**-0.5) * q_norm_C)[:, None]
     tl.store(dq_p + at_CK, dq_CK.to(dq_p.dtype.element_ty), mask=here_C[:, None])
+
+    dg_CK = by_decay_CK - running_sum(by_decay_CK, C, K)
+    dg_CK += (last_K + tl.sum(by_decay_CK, axis=0))[None, :]
+    if not BOUNDED and not factored:
+        # Readings fade and keys grow by any amount: neither is told from a difference of sums.
+        dg_CK = running_sum(by_decay_CK + out_CK, C, K, True)
+        dg_CK += running_sum(out_CK, C, K) - out_CK
+        dg_CK += tl.load(last_p + tl.program_id(0) * K + k_)[None, :] + dg_pairs_CK
 
     z_CK, g_CK, slope_CK = gates(
         z_p, z_stride, A_log_p, dt_bias_p, lower_bound, start, t_C, here_C, h, K, BOUNDED, PTX
@@ -333,6 +334,13 @@ def _finish(
     tl.store(d_dt_bias_p + tl.program_id(0) * K + k_, tl.sum(dz_CK, axis=0))
     by_rate_CK = dz_CK * z_CK if BOUNDED else dg_CK * g_CK * 0.6931471805599453
     tl.store(dA_log_p + tl.program_id(0), tl.sum(tl.sum(by_rate_CK, axis=1), axis=0))
+
+
+@triton.jit
+def _unit(x_p, stride, start, t_C, here_C, h, K: tl.constexpr, EPS: tl.constexpr):
+    """A chunk's rows, each of norm 1."""
+    x_CK = rows_of(x_p, stride, start, t_C, here_C, h, K).to(tl.float32)
+    return x_CK * norm_of(x_CK, EPS)[:, None]
 
 
 @triton.jit
@@ -348,7 +356,7 @@ def _by_pairs(
     PTX: tl.constexpr,
 ):
     """Through the scores of q and of k, one pair at a time: gradients of q, of k and of the
-    log-decays; [C, K] each. The gradients of the scores must be zero on and above the diagonal."""
+    log-decays; [C, K] each. The gradients of the scores must be zero above the diagonal."""
     dq_CK = tl.zeros_like(q_CK)
     dk_CK = tl.zeros_like(q_CK)
     dg_CK = tl.zeros_like(q_CK)

@@ -1,9 +1,10 @@
 """How sequences are cut into chunks, as the kernels read it.
 
-Legend: M chunks of all sequences, P pieces, N sequences, T packed tokens.
+Legend: M chunks of all sequences, P pieces, N sequences, E cuts, T packed tokens.
 
-A piece is a stretch of a sequence that ends where the state is wanted: at a cut or at its end.
-Every chunk of a piece but the last is full.
+A piece is a stretch of a sequence that ends where the state is wanted: at a cut, at the end of a
+segment where a long sequence is spread over the card, or at the sequence's own end. Every chunk of
+a piece but the last is full.
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
+from perilune.kernels.kda.reference import Cuts
 
 CHUNK = 32
-
-Cuts = tuple[tuple[int, ...], ...]
-"""Of every sequence, rising numbers of tokens after which the state is wanted."""
 
 
 class ChunkTable(NamedTuple):
@@ -34,6 +33,10 @@ class ChunkTable(NamedTuple):
     """First chunk of each piece, and the number of chunks."""
     piece_N1: Tensor
     """First piece of each sequence, and the number of pieces."""
+    cut_E: Tensor
+    """The piece that ends at each cut."""
+    single_P1: Tensor
+    """As `piece_N1` if every piece were a sequence of its own."""
     segment_T: Tensor | None
     """Document of every token, where rows hold several."""
 
@@ -58,33 +61,45 @@ class ChunkTable(NamedTuple):
     def of_pieces(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.start_P1, self.chunk_P1, self.piece_N1
 
+    @property
+    def of_single_pieces(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.start_P1, self.chunk_P1, self.single_P1
 
-def chunk_table(packing: Packing, device: torch.device, cuts: Cuts | None = None) -> ChunkTable:
-    segment = packing.segment_BL
-    cuts = cuts or ((),) * packing.num_sequences
-    return ChunkTable(
-        *_cut(packing.lengths, cuts, device), None if segment is None else segment.reshape(-1)
-    )
+
+def chunk_table(
+    packing: Packing,
+    device: torch.device,
+    cuts: Cuts | None = None,
+    segment: int | None = None,
+) -> ChunkTable:
+    """`segment` is the longest piece, in tokens."""
+    columns = _cut(packing.lengths, cuts or ((),) * packing.num_sequences, segment, device)
+    documents = packing.segment_BL
+    return ChunkTable(*columns, None if documents is None else documents.reshape(-1))
 
 
 @lru_cache(maxsize=32)
-def _cut(lengths: tuple[int, ...], cuts: Cuts, device: torch.device) -> tuple[Tensor, ...]:
-    starts: list[int] = []
-    sizes: list[int] = []
-    carries: list[int] = []
-    piece_starts, piece_chunks, pieces, total = [0], [0], [0], 0
-    for length, at in zip(lengths, cuts, strict=True):
-        # A cut at the very end needs no piece of its own; an empty sequence has none.
-        ends = [*(end for end in at if end < length), *([length] if length else [])]
-        for begin, end in zip([0, *ends], ends, strict=False):
-            for token in range(begin, end, CHUNK):
-                starts.append(total + token)
-                sizes.append(min(CHUNK, end - token))
-                carries.append(int(token > 0))
+def _cut(
+    lengths: tuple[int, ...], cuts: Cuts, segment: int | None, device: torch.device
+) -> tuple[Tensor, ...]:
+    chunks: list[tuple[int, int, int]] = []
+    piece_starts, piece_chunks, pieces, cut_pieces, total = [0], [0], [0], [], 0
+    for length, wanted in zip(lengths, cuts, strict=True):
+        begin = 0
+        for end in sorted({*wanted, *range(segment or length, length, segment or 1), length} - {0}):
+            chunks += [
+                (total + token, min(CHUNK, end - token), int(token > 0))
+                for token in range(begin, end, CHUNK)
+            ]
+            if end in wanted:
+                cut_pieces.append(len(piece_starts) - 1)
             piece_starts.append(total + end)
-            piece_chunks.append(len(starts))
+            piece_chunks.append(len(chunks))
+            begin = end
         pieces.append(len(piece_starts) - 1)
         total += length
-    columns = (starts, sizes, carries, piece_starts, piece_chunks, pieces)
+    starts, sizes, carries = zip(*chunks, strict=True) if chunks else ((), (), ())
+    single = range(len(piece_starts))
+    columns = (starts, sizes, carries, piece_starts, piece_chunks, pieces, cut_pieces, single)
     with torch.inference_mode(False):
-        return tuple(torch.tensor(x, device=device) for x in columns)
+        return tuple(torch.tensor(x, dtype=torch.int64, device=device) for x in columns)

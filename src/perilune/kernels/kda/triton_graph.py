@@ -3,7 +3,8 @@
 How sequences are cut into chunks is a table on the device, kept between calls. A graph can neither
 make nor keep it, so that the op takes the lengths, and finds its table when it runs.
 
-Legend: T packed tokens, B rows, L tokens of a row, N sequences, H heads, K key width, V value width.
+Legend: T packed tokens, B rows, L tokens of a row, N sequences, H heads, K key width, V value
+width.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def kda_chunk(
     lower_bound: float | None,
     state_NHKV: Tensor | None,
 ) -> KDAOut:
-    """As `triton.kda_chunk`, of which it is one node of a graph and one of that graph's backward."""
+    """As `triton.kda_chunk`: one node of a graph, and one of its backward graph."""
     tensors = (q_THK, k_THK, v_THV, z_THK, b_TH, A_log_H, dt_bias_HK)
     o_THV, after = _forward(
         *tensors, state_NHKV, packing.segment_BL, list(packing.lengths), lower_bound

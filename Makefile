@@ -22,6 +22,7 @@ test: $(VENV)/.dev               ## run every test (ARGS="tests/text -x" for som
 
 test-gpu: $(VENV)/.dev           ## check every op on the GPU (ARGS="kda_chunk" for one)
 	$(BIN)/perilune kernels check --tier gpu $(ARGS)
+	$(if $(ARGS),,$(BIN)/python tests/gpu/nano.py --out runs/gpu/nano.json)
 
 check: $(VENV)/.dev              ## lint, format, room contracts, types, generated documents
 	$(BIN)/ruff check .

@@ -15,8 +15,8 @@ def packed(q, k, v, g, beta, A_log, dt_bias, lower_bound, state_NHKV, cu_seqlens
         assert b == 1
         packing = Packing.from_cu_seqlens(cu_seqlens.tolist())
     flat = [x.flatten(0, 1) for x in (q, k, v, g, beta)]
-    o_THV, state = kda_chunk(*flat, A_log, dt_bias, packing, lower_bound, state_NHKV)
-    return o_THV.unflatten(0, (b, length)), state
+    out = kda_chunk(*flat, A_log, dt_bias, packing, lower_bound, state_NHKV)
+    return out.o_THV.unflatten(0, (b, length)), out.state_NHKV
 
 
 def fake_chunk_kda(

@@ -18,6 +18,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+Cuts = tuple[tuple[int, ...], ...]
+"""Of every sequence, rising numbers of its tokens after which the state is wanted as well."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
@@ -107,3 +110,19 @@ class Packing:
         """[B, L, ...] -> [T, ...]; the padding is dropped."""
         flat = x_BL.reshape(-1, *x_BL.shape[2:])
         return flat if self.is_dense else flat[self.slot_T.to(x_BL.device)]
+
+
+def check_cuts(cuts: Cuts | None, packing: Packing) -> None:
+    """Raises:
+    ValueError: cuts are not of this packing's sequences, do not rise, or lie outside of them.
+    """
+    if cuts is None:
+        return
+    if packing.segment_BL is not None:
+        raise ValueError("rows of several documents have no states to cut at")
+    if len(cuts) != packing.num_sequences:
+        raise ValueError(f"{len(cuts)} sequences of cuts for {packing.num_sequences} sequences")
+    for at, length in zip(cuts, packing.lengths, strict=True):
+        rising = all(a < b for a, b in zip((0, *at), at, strict=False))
+        if not rising or (at and at[-1] > length):
+            raise ValueError(f"cuts {at} do not rise from 1 to the sequence's {length} tokens")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from perilune.kernels.common.packing import Packing
-from perilune.kernels.kda.reference import Cuts, KDAOut
+from perilune.kernels.common.packing import Cuts, Packing
+from perilune.kernels.kda.reference import KDAOut
 
 
 def kda_recurrent(

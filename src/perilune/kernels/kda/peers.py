@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from perilune.kernels.common.packing import Packing
-from perilune.kernels.kda.reference import Cuts
+from perilune.kernels.common.packing import Cuts, Packing
 
 MAX_GRID = 65535
 """Programs along any axis of a CUDA grid but the first: fla has B H of them there."""

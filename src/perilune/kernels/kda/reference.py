@@ -16,16 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perilune.kernels.common.packing import Packing
+from perilune.kernels.common.packing import Cuts, Packing, check_cuts
 
 L2_EPS = 1e-6
 CHUNK = 32
 """With the bound of -5 a chunk's log-decay spans 160, so factors taken about its middle stay within
 e^±80: inside fp32 range. That is what lets one matrix product serve a whole chunk."""
-
-
-Cuts = tuple[tuple[int, ...], ...]
-"""Of every sequence, rising numbers of its tokens after which the state is wanted as well."""
 
 
 class KDAOut(NamedTuple):
@@ -34,22 +30,6 @@ class KDAOut(NamedTuple):
     """State after the last token of each sequence; None for segmented rows."""
     cut_EHKV: Tensor | None = None
     """States at the cuts, sequence by sequence, without gradient; None if none were asked for."""
-
-
-def check_cuts(cuts: Cuts | None, packing: Packing) -> None:
-    """Raises:
-    ValueError: cuts are not of this packing's sequences, do not rise, or lie outside of them.
-    """
-    if cuts is None:
-        return
-    if packing.segment_BL is not None:
-        raise ValueError("rows of several documents have no states to cut at")
-    if len(cuts) != packing.num_sequences:
-        raise ValueError(f"{len(cuts)} sequences of cuts for {packing.num_sequences} sequences")
-    for at, length in zip(cuts, packing.lengths, strict=True):
-        rising = all(a < b for a, b in zip((0, *at), at, strict=False))
-        if not rising or (at and at[-1] > length):
-            raise ValueError(f"cuts {at} do not rise from 1 to the sequence's {length} tokens")
 
 
 class Prepared(NamedTuple):

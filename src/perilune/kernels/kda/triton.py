@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from perilune.kernels.common.packing import Packing
+from perilune.kernels.common.packing import Cuts, Packing, check_cuts
 from perilune.kernels.kda import reference, triton_graph
-from perilune.kernels.kda.reference import Cuts, KDAOut, check_cuts
+from perilune.kernels.kda.reference import KDAOut
 from perilune.kernels.kda.triton_backward import backward
 from perilune.kernels.kda.triton_forward import KDAInputs, chain, prepare
 from perilune.kernels.kda.triton_split import segment_length, split_chain

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from perilune.kernels.common.triton_math import LOG2_E, exp2, sigmoid
+from perilune.kernels.common.triton_math import LOG2_E, exp2, reciprocal, sigmoid
 
 RUN: tl.constexpr = tl.constexpr(4)
 LARGEST_FACTOR = tl.constexpr(116.0)
@@ -48,20 +48,6 @@ def _append(sum_a, before_a, sum_b, before_b):
 
 
 @triton.jit
-def log2_decay(z_CK, rate, lower_bound, BOUNDED: tl.constexpr, PTX: tl.constexpr):
-    """(log2 of the decay, derivative of its natural log by z); `z_CK` holds dt_bias already."""
-    if BOUNDED:
-        s_CK = sigmoid(z_CK * rate, PTX)
-        g_CK = lower_bound * s_CK
-        slope_CK = g_CK * (1.0 - s_CK) * rate
-    else:
-        soft_CK = tl.where(z_CK > 20.0, z_CK, tl.log(1.0 + tl.exp(tl.minimum(z_CK, 20.0))))
-        g_CK = -rate * soft_CK
-        slope_CK = -rate * sigmoid(z_CK, PTX)
-    return g_CK * LOG2_E, slope_CK
-
-
-@triton.jit
 def rows_of(x_p, stride, start, t_C, here_C, h, WIDTH: tl.constexpr):
     """A chunk's rows of head h, [C, WIDTH] in the dtype of x; zero past its tokens."""
     at = t_C[:, None] * stride + (h * WIDTH + tl.arange(0, WIDTH))[None, :]
@@ -89,12 +75,24 @@ def gates(
     BOUNDED: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """z with dt_bias, the log2-decays, and the slope of `log2_decay`; [C, K] each."""
+    """z with dt_bias; the log2-decays, 0 past the tokens; d of their natural logs by d z; [C, K]
+    each."""
     z_CK = rows_of(z_p, stride, start, t_C, here_C, h, K).to(tl.float32)
-    z_CK += tl.load(dt_bias_p + h * K + tl.arange(0, K)).to(tl.float32)[None, :]
+    dt_bias_K = tl.load(dt_bias_p + h * K + tl.arange(0, K)).to(tl.float32)
     rate = tl.exp(tl.load(A_log_p + h).to(tl.float32))
-    g_CK, slope_CK = log2_decay(z_CK, rate, lower_bound, BOUNDED, PTX)
-    return z_CK, tl.where(here_C[:, None], g_CK, 0.0), slope_CK
+    biased_CK = z_CK + dt_bias_K[None, :]
+    if BOUNDED:
+        # Few operations: scalars and rows take all factors.
+        by = -LOG2_E * rate
+        s_CK = reciprocal(1.0 + exp2(z_CK * by + (dt_bias_K * by)[None, :], PTX), PTX)
+        g_CK = s_CK * tl.where(here_C, lower_bound * LOG2_E, 0.0)[:, None]
+        slope_CK = s_CK * (1.0 - s_CK) * (lower_bound * rate)
+    else:
+        soft_CK = tl.log(1.0 + tl.exp(tl.minimum(biased_CK, 20.0)))
+        soft_CK = tl.where(biased_CK > 20.0, biased_CK, soft_CK)
+        g_CK = tl.where(here_C[:, None], soft_CK * (-rate * LOG2_E), 0.0)
+        slope_CK = -rate * sigmoid(biased_CK, PTX)
+    return biased_CK, g_CK, slope_CK
 
 
 @triton.jit

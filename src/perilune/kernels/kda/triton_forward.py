@@ -279,13 +279,13 @@ def _prepare(
     solve = (X_CC * beta_C[None, :]).to(DTYPE)
     tl.store(solve_p + at_CC, solve)
     if BOUNDED and not SEGMENTED:
-        w_CK = tl.dot(solve, k_up, input_precision=PRECISION) * exp2(half_K, PTX)[None, :]
+        w_CK = tl.dot(solve, k_up, input_precision=PRECISION) * -exp2(half_K, PTX)[None, :]
     else:
         k_in_CK = k_CK * exp2(G_CK, PTX)
         if SEGMENTED:
             k_in_CK *= carried_C[:, None]
-        w_CK = tl.dot(solve, k_in_CK.to(DTYPE), input_precision=PRECISION)
-    tl.store(w_p + at_CK, (-w_CK).to(DTYPE))
+        w_CK = -tl.dot(solve, k_in_CK.to(DTYPE), input_precision=PRECISION)
+    tl.store(w_p + at_CK, w_CK.to(DTYPE))
 
 
 @triton.jit

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perilune.kernels.common.packing import Packing
-from perilune.kernels.kda.reference import Cuts
+from perilune.kernels.common.packing import Cuts, Packing
 
 CHUNK = 32
 

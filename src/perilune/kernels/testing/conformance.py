@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
 from perilune.core.errors import UnsupportedError
-from perilune.kernels.registry import Inputs, OpSpec, Tolerance, load_attr
+from perilune.kernels.registry import Inputs, OpSpec, load_attr
 from perilune.kernels.testing.compare import Results, compare
+from perilune.kernels.testing.conditioning import conditioned
 from perilune.kernels.testing.implementation import Implementation, implementations
 from perilune.kernels.testing.result import CheckResult
 from perilune.kernels.testing.run import as_double, placed, run
@@ -36,7 +38,8 @@ def check(
             want = with_inference(run(load_attr(spec.oracle), as_double(inputs), grad=True))
             for each in serving:
                 label = each.label(dtype)
-                for found in _findings(each, inputs, want, each.tolerance[dtype]):
+                oracle = load_attr(spec.oracle)
+                for found in _findings(each, inputs, want, dtype, oracle):
                     what, error, bound, refused = found
                     yield CheckResult(
                         spec.name, name, label, what, error, bound, seed=seed, refused=refused
@@ -44,7 +47,11 @@ def check(
 
 
 def _findings(
-    each: Implementation, inputs: Inputs, want: Results, tolerance: Tolerance
+    each: Implementation,
+    inputs: Inputs,
+    want: Results,
+    dtype: torch.dtype,
+    oracle: Callable[..., Any],
 ) -> Iterator[tuple[str, float, float, bool]]:
     """What is compared, and with it what is refused or fails, with gradients and without."""
     # The interpreter is slow, and a kernel the same in both modes.
@@ -61,7 +68,8 @@ def _findings(
                 raise
             yield f"{how} raised {type(error).__name__}: {error}", math.inf, 0.0, False
         else:
-            for finding in compare(got, asked, tolerance):
+            found = compare(got, asked, each.tolerance[dtype])
+            for finding in conditioned(found, dtype, oracle, inputs, want, grad=True):
                 yield *finding, False
 
 

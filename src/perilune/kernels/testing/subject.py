@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -13,6 +13,7 @@ import torch
 
 from perilune.kernels.registry import Inputs, OpSpec, Tolerance, load_attr
 from perilune.kernels.testing.compare import Results, compare
+from perilune.kernels.testing.conditioning import conditioned
 from perilune.kernels.testing.conformance import with_inference
 from perilune.kernels.testing.implementation import REFERENCE, Implementation
 from perilune.kernels.testing.result import Case, Finding
@@ -141,10 +142,7 @@ class Draw:
     def truth(self, inputs: Inputs, *, grad: bool) -> Results:
         """In float64: by the oracle or, of many tokens, by the reference, which it holds up."""
         subject = self._subject
-        sizes, traits = subject.sizes, subject.traits
-        enough = sizes.oracle_tokens if traits.packing else sizes.oracle_rows
-        many = num_tokens(traits, inputs) > enough
-        path = subject.spec.reference if many else subject.spec.oracle
+        path, many = self._oracle(inputs)
         key = (path, *self._key, grad)
         if key not in subject.truths:
             wide = as_double(inputs)
@@ -154,6 +152,22 @@ class Draw:
             )
         return subject.truths[key]
 
+    def conditioned(
+        self, findings: Iterable[Finding], inputs: Inputs, want: Results, *, grad: bool
+    ) -> Iterator[Finding]:
+        """`conditioning.conditioned` by the same truth."""
+        subject = self._subject
+        path, many = self._oracle(inputs)
+        wide = placed(inputs, subject.device, grad=grad) if many else inputs
+        return conditioned(findings, subject.dtype, load_attr(path), wide, want, grad=grad)
+
+    def _oracle(self, inputs: Inputs) -> tuple[str, bool]:
+        """What says the truth, and whether it runs where the implementation does."""
+        sizes, traits = self._subject.sizes, self._subject.traits
+        enough = sizes.oracle_tokens if traits.packing else sizes.oracle_rows
+        many = num_tokens(traits, inputs) > enough
+        return self._subject.spec.reference if many else self._subject.spec.oracle, many
+
 
 def num_tokens(traits: Traits, inputs: Inputs) -> int:
     return max((inputs[name].shape[axis] for name, axis in traits.tokens.items()), default=0)
@@ -162,12 +176,13 @@ def num_tokens(traits: Traits, inputs: Inputs) -> int:
 def against_truth(subject: Subject, draw: Draw, inputs: Inputs, *, grad: bool) -> Iterator[Finding]:
     """Outputs and states as in inference and, with `grad`, a second time with gradients."""
     grad = grad and subject.trains
-    want, got = draw.truth(inputs, grad=grad), {}
+    truth, got = draw.truth(inputs, grad=grad), {}
     if grad:
         got = subject.run(inputs, grad=True)
-        want = with_inference(want)
+        want = with_inference(truth)
     else:
-        want = {f"inference {what}": x for what, x in want.items()}
+        want = {f"inference {what}": x for what, x in truth.items()}
     inferred = subject.run(inputs)
     got |= {f"inference {what}": x for what, x in inferred.items()}
-    return compare(got, want, subject.tolerance)
+    found = compare(got, want, subject.tolerance)
+    return draw.conditioned(found, inputs, truth, grad=grad)

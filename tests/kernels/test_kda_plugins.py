@@ -30,7 +30,7 @@ def inputs(lengths=(17, 2), width=128, dtype=torch.float32):
 def test_they_are_the_op(name, lengths, with_state):
     x = inputs(lengths) | ({} if with_state else {"state_NHKV": None})
     got, want = BOTH[name](*x.values()), kda_chunk(**x)
-    assert all(relative_error(a, b) < 1e-6 for a, b in zip(got, want, strict=True))
+    assert all(relative_error(a, b) < 1e-6 for a, b in zip(got[:2], want[:2], strict=True))
     assert got.state_NHKV.dtype == torch.float32
 
 
@@ -42,7 +42,7 @@ def test_parameters_and_states_in_bf16_are_widened(name):
     names = ("A_log_H", "dt_bias_HK", "state_NHKV")
     x = wide | {each: wide[each].bfloat16() for each in names}
     got, want = BOTH[name](**x), kda_chunk(**x)
-    assert all(relative_error(a, b) < 1e-6 for a, b in zip(got, want, strict=True))
+    assert all(relative_error(a, b) < 1e-6 for a, b in zip(got[:2], want[:2], strict=True))
 
 
 @pytest.mark.usefixtures("kda_peers")
@@ -51,7 +51,7 @@ def test_more_rows_than_a_grid_takes_go_in_as_one(monkeypatch):
     for count, rows in ((2, 2), (3, 1)):
         x = inputs((4,) * count)
         got, want = plugins.fla_chunk(**x), kda_chunk(**x)
-        assert all(relative_error(a, b) < 1e-6 for a, b in zip(got, want, strict=True))
+        assert all(relative_error(a, b) < 1e-6 for a, b in zip(got[:2], want[:2], strict=True))
         assert peer_stand_ins.called[-1]["q"].shape[0] == rows
 
 
@@ -61,8 +61,9 @@ def test_fla_gives_every_gradient():
     for run in (plugins.fla_chunk, kda_chunk):
         x = inputs()
         leaves = [t.requires_grad_() for t in x.values() if isinstance(t, torch.Tensor)]
-        o_THV, state_NHKV = run(**x)
-        grads.append(torch.autograd.grad(o_THV.square().sum() + state_NHKV.sum(), leaves))
+        out = run(**x)
+        loss = out.o_THV.square().sum() + out.state_NHKV.sum()
+        grads.append(torch.autograd.grad(loss, leaves))
     assert all(relative_error(a, b) < 1e-5 for a, b in zip(*grads, strict=True))
     assert len(grads[0]) == 8
 
@@ -70,6 +71,7 @@ def test_fla_gives_every_gradient():
 REFUSED = {
     "segmented rows": {"packing": Packing.rows(torch.tensor([[0] * 9 + [1] * 10]))},
     "without a token": {"packing": Packing(lengths=(19, 0))},
+    "no cuts": {"cuts": ((5,), ())},
     "not by nothing": {"lower_bound": None},
     "not by -6": {"lower_bound": -6.0},
     "not by 0": {"lower_bound": 0.0},

@@ -2,6 +2,7 @@
 PYTHON    ?= python3
 PIP_FLAGS ?=
 ARGS      ?=
+JOBS      ?= $(shell getconf _NPROCESSORS_ONLN)
 VENV      := .venv
 BIN       := $(VENV)/bin
 GENERATED := docs/claims.md docs/numerics.md
@@ -21,7 +22,7 @@ test: $(VENV)/.dev               ## run every test (ARGS="tests/text -x" for som
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-gpu: $(VENV)/.dev           ## check every op on the GPU (ARGS="kda_chunk" for one)
-	$(BIN)/perilune kernels check --tier gpu $(ARGS)
+	$(BIN)/perilune kernels check --tier gpu --jobs $(JOBS) $(ARGS)
 	$(if $(ARGS),,$(BIN)/python tests/gpu/nano.py --out runs/gpu/nano.json)
 
 check: $(VENV)/.dev              ## lint, format, room contracts, types, generated documents

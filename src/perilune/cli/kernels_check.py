@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from tqdm import tqdm
@@ -17,8 +18,10 @@ from perilune.kernels.registry import OPS, OpSpec, spec
 from perilune.kernels.serving import op_folder
 from perilune.kernels.testing import (
     TIERS,
+    Asked,
     CheckResult,
     check,
+    check_in_processes,
     check_properties,
     implementations,
     is_here,
@@ -49,12 +52,25 @@ def add_arguments(actions: Any) -> None:
     checks.add_argument(
         "--seed", type=_seed, metavar="N", help="beside the fixed ones (default: drawn anew)"
     )
+    checks.add_argument(
+        "--jobs",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="processes that share the work (default: 1); on a GPU most of it is compiling",
+    )
     checks.add_argument("--verbose", action="store_true", help="a line for every check")
 
 
 def _seed(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2^32 - 1, not {text!r}")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, not {text!r}")
     return int(text)
 
 
@@ -68,7 +84,7 @@ def run_check(args: argparse.Namespace) -> int:
     tier = args.tier or ("gpu" if is_here("cuda") else "cpu")
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
     runnable = _runnable(specs, args.backend, tier)
-    results = list(_results(runnable, seed, args.backend, tier))
+    results = list(_results(runnable, Asked(seed, args.backend, tier), args.jobs))
     print(verbose_table(results) if args.verbose else table(results))
     red = [result for result in results if not result.passed]
     for result in () if args.verbose else red:
@@ -139,18 +155,26 @@ def _runnable(specs: Sequence[OpSpec], backend: str | None, tier: str) -> list[O
     return runnable
 
 
-def _results(
-    specs: Sequence[OpSpec], seed: int, backend: str | None, tier: str
-) -> Iterator[CheckResult]:
-    truths: dict[Any, Any] = {}
-    with tqdm(total=len(specs), unit="op", leave=False, disable=not sys.stderr.isatty()) as bar:
+def _results(specs: Sequence[OpSpec], asked: Asked, jobs: int) -> Iterator[CheckResult]:
+    seed, backend, tier = asked
+    found_of = _in_turn(specs, asked) if jobs == 1 else check_in_processes(specs, asked, jobs)
+    hidden = not sys.stderr.isatty()
+    with closing(found_of), tqdm(total=len(specs), unit="op", leave=False, disable=hidden) as bar:
         for op in specs:
             bar.set_description(op.name)
-            found = list(check(op, seed=seed, backend=backend, tier=tier))
-            found += check_properties(op, drawn=seed, backend=backend, tier=tier, truths=truths)
+            found = next(found_of)
             yield from found
             yield from refusals(op, implementations(op, backend, tier), found, seed)
             bar.update()
+
+
+def _in_turn(specs: Sequence[OpSpec], asked: Asked) -> Generator[list[CheckResult]]:
+    seed, backend, tier = asked
+    truths: dict[Any, Any] = {}
+    for op in specs:
+        found = list(check(op, seed=seed, backend=backend, tier=tier))
+        found += check_properties(op, drawn=seed, backend=backend, tier=tier, truths=truths)
+        yield found
 
 
 def unchecked(specs: Sequence[OpSpec], tier: str) -> list[str]:

@@ -10,6 +10,7 @@ from perilune.kernels.testing.implementation import (
     is_plugin,
     use_interpreter,
 )
+from perilune.kernels.testing.processes import Asked, check_in_processes
 from perilune.kernels.testing.properties import check_properties
 from perilune.kernels.testing.refusals import refusals
 from perilune.kernels.testing.result import CheckResult
@@ -18,9 +19,11 @@ from perilune.kernels.testing.tiers import TIERS
 __all__ = [
     "REFERENCE",
     "TIERS",
+    "Asked",
     "CheckResult",
     "Implementation",
     "check",
+    "check_in_processes",
     "check_properties",
     "implementations",
     "is_here",

@@ -75,14 +75,33 @@ def check_properties(
     Raises:
         UnsupportedError: a device is asked for that is not here.
     """
+    for subject in subjects(spec, drawn, backend, tier, truths):
+        for family in families:
+            yield from check_family(subject, family)
+
+
+def check_family(subject: Subject, family: str) -> Iterator[CheckResult]:
+    for case in FAMILIES[family](subject):
+        yield from _results(subject, family, case)
+
+
+def subjects(
+    spec: OpSpec,
+    drawn: int,
+    backend: str | None = None,
+    tier: str | None = None,
+    truths: dict[Any, Any] | None = None,
+) -> list[Subject]:
+    """Each implementation in each dtype and at each width; none without traits.
+
+    Raises:
+        UnsupportedError: a device is asked for that is not here.
+    """
     if spec.traits is None:
-        return
+        return []
     truths = {} if truths is None else truths
-    for each in implementations(spec, backend, tier):
-        for subject in _subjects(spec, each, drawn, truths):
-            for family in families:
-                for case in FAMILIES[family](subject):
-                    yield from _results(subject, family, case)
+    chosen = implementations(spec, backend, tier)
+    return [subject for each in chosen for subject in _subjects(spec, each, drawn, truths)]
 
 
 def _subjects(

@@ -114,9 +114,7 @@ class KDA(nn.Module):
             state,
         )
         if caches is not None:
-            for i, cache in enumerate(caches):
-                cache.window_WC.copy_(conv.window_NWC[i])
-                cache.state_HKV.copy_(out.state_NHKV[i])
+            _keep(caches, conv.window_NWC, out.state_NHKV)
         return out.o_THV
 
     def _step(
@@ -150,7 +148,11 @@ class KDA(nn.Module):
             self.o_norm.eps,
         )
         if not alone:
-            for i, cache in enumerate(caches):
-                cache.window_WC.copy_(window[i])
-                cache.state_HKV.copy_(state[i])
+            _keep(caches, window, state)
         return o_NHV
+
+
+def _keep(caches: Sequence[KDACache], window_NWC: Tensor, state_NHKV: Tensor) -> None:
+    """Writes what the caches are from now on: few launches on a GPU, however many sequences."""
+    kept = [*(cache.window_WC for cache in caches), *(cache.state_HKV for cache in caches)]
+    torch._foreach_copy_(kept, [*window_NWC, *state_NHKV])

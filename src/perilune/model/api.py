@@ -43,10 +43,10 @@ class LanguageModel:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Decodes one token, so that no request waits for what is compiled at its first use: on a
-        CPU some twenty seconds, once for an installation. A GPU reads two others first: its
-        kernels for prompts are compiled, too."""
+        CPU some twenty seconds, once for an installation. A GPU reads two prompts before: what
+        Triton compiles is fit for sizes that are multiples of 16, or for any."""
         cache = self.model.new_cache()
-        for count in (1,) if self.device.type == "cpu" else (2, 1):
+        for count in (1,) if self.device.type == "cpu" else (512, 2, 1):
             tokens = torch.zeros(count, dtype=torch.long, device=self.device)
             self.model(tokens, Packing.of([count]), [cache])
 

@@ -126,9 +126,9 @@ def open_engine(
 ) -> AsyncEngine:
     """Loads a checkpoint directory and starts an engine on it; its name is the directory's.
 
-    `prefill_budget`: prompt tokens of a step, by default 256 on a CPU and 4096 on a GPU, which fewer
-    would leave idle. `threads`: torch threads, by default what PERILUNE_THREADS says, else
-    torch's choice.
+    `prefill_budget`: prompt tokens of a step, by default 256 on a CPU and 4096 on a GPU, which
+    fewer would leave idle.
+    `threads`: torch threads, by default what PERILUNE_THREADS says, else torch's choice.
     `progress` shows a bar while weights are loaded.
 
     Raises:

@@ -221,11 +221,6 @@ def _prepare(
         )
         valid_CC = valid_CC & (document_C[:, None] == document_C[None, :])
 
-    # A token's own key does not decay: a score of what no factor has rounded.
-    q_rows = rows_of(q_p, q_stride, start, t_C, here_C, h, K)
-    k_rows = rows_of(k_p, k_stride, start, t_C, here_C, h, K)
-    own_CC = tl.dot(q_rows, tl.trans(k_rows), input_precision=PRECISION)
-
     _, g_CK, _ = gates(
         z_p, z_stride, A_log_p, dt_bias_p, lower_bound, start, t_C, here_C, h, K, BOUNDED, PTX
     )
@@ -243,8 +238,7 @@ def _prepare(
 
     # The order of what follows keeps few tiles alive at a time.
     k_CK = rows_of(k_p, k_stride, start, t_C, here_C, h, K).to(tl.float32)
-    k_norm_C = norm_of(k_CK, L2_EPS)
-    k_CK *= k_norm_C[:, None]
+    k_CK *= norm_of(k_CK, L2_EPS)[:, None]
     k_down = k_CK * exp2(-centred_CK, PTX)
     k_out_CK = _shifted(k_down, k_CK, 2.0 * half_K[None, :] - G_CK, half_K, BOUNDED, PTX)
     if SEGMENTED:
@@ -256,8 +250,7 @@ def _prepare(
     pairs_CC = scores(k_up, k_down_KC, k_CK, k_CK, g_CK, t_C, factored, C, BOUNDED, PRECISION, PTX)
 
     q_CK = rows_of(q_p, q_stride, start, t_C, here_C, h, K).to(tl.float32)
-    q_scale_C = (K**-0.5) * norm_of(q_CK, L2_EPS)
-    q_CK *= q_scale_C[:, None]
+    q_CK *= ((K**-0.5) * norm_of(q_CK, L2_EPS))[:, None]
     q_up = q_CK * up_CK
     attn_CC = scores(
         q_up.to(DTYPE), k_down_KC, q_CK, k_CK, g_CK, t_C, factored, C, BOUNDED, PRECISION, PTX
@@ -275,8 +268,6 @@ def _prepare(
     if SEGMENTED:
         q_in_CK *= carried_C[:, None]
     tl.store(q_in_p + at_CK, q_in_CK.to(DTYPE))
-    own_CC *= q_scale_C[:, None] * k_norm_C[None, :]
-    attn_CC = tl.where(t_C[:, None] == t_C[None, :], own_CC, attn_CC)
     attn_CC = tl.where(valid_CC, attn_CC, 0.0)
     at_CC = tile * C + row_C[:, None] * C + row_C[None, :]
     tl.store(attn_p + at_CC, attn_CC.to(DTYPE))

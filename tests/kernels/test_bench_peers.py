@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import peer_stand_ins
 import pytest
 import torch
@@ -79,11 +81,14 @@ def test_a_peer_that_does_less_is_run_but_not_compared():
 
 
 @pytest.mark.usefixtures("kda_peers")
-def test_a_peer_that_fails_says_why():
-    case = Case(make=sequences((24,), 2, 8))
-    found = bound(bench_peers.FLASH_SPLIT, case, truth(kda_chunk))
+def test_a_peer_that_fails_says_why(monkeypatch):
+    def fwd(**arguments):
+        raise RuntimeError("no kernel image for this device")
+
+    monkeypatch.setattr(sys.modules["flash_kda"], "fwd", fwd)
+    found = bound(bench_peers.FLASH, Case(make=sequences((24,), 2, 8)), truth(kda_chunk))
     assert found.contender is None
-    assert found.note == "failed: this version has no fwd_cp"
+    assert found.note == "failed: no kernel image for this device"
 
 
 def test_a_peer_that_is_missing_says_so():

@@ -65,6 +65,13 @@ def test_a_second_run_replaces_its_own_cases_and_keeps_the_others(tmp_path):
     ]
 
 
+def test_peers_of_another_op_stay_named(tmp_path):
+    path = tmp_path / "r.json"
+    save(path, ENV | {"peers": {"flash_kda": "0.0.1", "fla-core": "0.5"}}, [row()])
+    save(path, ENV | {"peers": {"fla-core": "0.6"}}, [row(op="kda_step")])
+    assert load(path).env["peers"] == {"flash_kda": "0.0.1", "fla-core": "0.6"}
+
+
 @pytest.mark.parametrize("key", ["gpu", "driver", "triton"])
 def test_other_hardware_or_compilers_are_not_mixed_nor_compared(tmp_path, key):
     path = tmp_path / "r.json"
@@ -222,9 +229,10 @@ def test_lines_of_the_driver_are_read_and_a_moved_clock_is_seen():
 def test_the_gpu_is_watched_by_a_process_that_ends(tmp_path, monkeypatch):
     script = tmp_path / "smi"
     script.write_text(
-        f"#!{sys.executable}\nimport sys, time\n"
+        f"#!{sys.executable}\nimport os, sys, time\n"
         "print('1980, 3201, 500, 40', flush=True)\n"
-        f"open({str(tmp_path / 'asked')!r}, 'w').write(' '.join(sys.argv))\n"
+        f"with open({str(tmp_path / 'part')!r}, 'w') as file: file.write(' '.join(sys.argv))\n"
+        f"os.rename({str(tmp_path / 'part')!r}, {str(tmp_path / 'asked')!r})\n"
         "time.sleep(60)\n"
     )
     script.chmod(0o755)

@@ -63,9 +63,7 @@ def test_pieces_side_by_side(short_pieces, lengths, cuts, with_state):
 
 def gradients(op, arguments):
     """Of outputs and states alike."""
-    leaves = [
-        x.detach().requires_grad_() if isinstance(x, torch.Tensor) else x for x in arguments
-    ]
+    leaves = [x.detach().requires_grad_() if isinstance(x, torch.Tensor) else x for x in arguments]
     out = op(*leaves)
     loss = (out.o_THV * arguments[2]).sum() + out.state_NHKV.square().sum()
     return torch.autograd.grad(loss, [x for x in leaves if isinstance(x, torch.Tensor)])

@@ -83,12 +83,14 @@ def save(path: Path, env: Mapping[str, Any], rows: Sequence[Row]) -> None:
         UnsupportedError: the file was measured on another GPU, driver or Triton.
     """
     kept: list[Row] = []
+    peers = dict(env.get("peers", {}))
     if path.exists():
         stored = load(path)
         require_comparable(stored.env, env, path)
+        peers = {**stored.env.get("peers", {}), **peers}
         fresh = {(row.op, row.case, row.backend) for row in rows}
         kept = [row for row in stored.rows if row.key[:3] not in fresh]
-    content = {"env": dict(env), "rows": [asdict(row) for row in [*kept, *rows]]}
+    content = {"env": {**env, "peers": peers}, "rows": [asdict(row) for row in [*kept, *rows]]}
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=1) + "\n"
     part = path.with_suffix(".part")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perilune.kernels.bench.cases import Bench, Case, Excerpt, Make, Work, drawn, num_bytes
 from perilune.kernels.common.packing import Packing
-from perilune.kernels.kda.bench_peers import FLA_CHUNK, FLA_DECODE, FLA_KEPT, FLASH, FLASH_SPLIT
+from perilune.kernels.kda.bench_peers import FLA_CHUNK, FLA_DECODE, FLA_KEPT, FLASH
 from perilune.kernels.registry import Inputs
 
 SMALLEST_CHUNK = 16
@@ -95,7 +95,7 @@ def _first_along_h(name: str, x: Tensor) -> Tensor:
 
 
 _PREFILL = "gate, L2 norm, beta, initial and final state"
-_FORWARD = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLASH, FLASH_SPLIT, FLA_CHUNK)}
+_FORWARD = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLASH, FLA_CHUNK)}
 _TRAINED = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLA_CHUNK, FLA_KEPT)}
 _DECODED = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLA_DECODE,), "graph": True}
 
@@ -114,6 +114,8 @@ BENCHES = {
             ),
             "T65536_H96": Case(make=sequences((65536,), 96), **_FORWARD),
             "T8192_H32": Case(make=sequences((8192,), 32), **_FORWARD),
+            "T8192_H12": Case(make=sequences((8192,), 12), **_FORWARD),
+            "T65536_H4": Case(make=sequences((65536,), 4), **_FORWARD),
             "T8192_H96_backward": Case(make=sequences((8192,), 96), backward=True, **_TRAINED),
         },
     ),

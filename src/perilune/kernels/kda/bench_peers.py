@@ -1,7 +1,7 @@
 """Other KDA kernels as peers, at their best setting.
 
 fla-core 0.6: `chunk_kda` on its Triton path, and the recurrence of `fused_recurrent_kda`, state in
-place. FlashKDA: `fwd`, and `fwd_cp` where it has one.
+place. FlashKDA: `fwd`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perilune.core.errors import UnsupportedError
 from perilune.kernels.bench.cases import Bound, Peer
 from perilune.kernels.bench.inputs import projection
 from perilune.kernels.kda.peers import (
@@ -34,7 +33,6 @@ FLA_CHUNK = _peer("fla chunk_kda", "fla-core", "fla", "fla_chunk")
 FLA_KEPT = _peer("fla chunk_kda, nothing recomputed", "fla-core", "fla", "fla_chunk_kept")
 FLA_DECODE = _peer("fla fused_recurrent_kda", "fla-core", "fla", "fla_decode")
 FLASH = _peer("FlashKDA", "flash_kda", "flash_kda", "flash_kda")
-FLASH_SPLIT = _peer("FlashKDA fwd_cp", "flash_kda", "flash_kda", "flash_kda_split")
 
 
 def fla_chunk(inputs: Inputs, backward: bool) -> Bound:
@@ -87,19 +85,7 @@ def fla_decode(inputs: Inputs, backward: bool) -> Bound:
 
 
 def flash_kda(inputs: Inputs, backward: bool) -> Bound:
-    return _flash(inputs, "fwd")
-
-
-def flash_kda_split(inputs: Inputs, backward: bool) -> Bound:
-    """Splits long sequences over the card."""
-    return _flash(inputs, "fwd_cp")
-
-
-def _flash(inputs: Inputs, function: str) -> Bound:
-    module = import_module("flash_kda")
-    if not hasattr(module, function):
-        raise UnsupportedError(f"this version has no {function}")
-    run = getattr(module, function)
+    run = import_module("flash_kda").fwd
     arguments = flash_arguments(Prefill(**inputs))
 
     def call() -> Any:

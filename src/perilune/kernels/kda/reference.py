@@ -168,20 +168,22 @@ def _in_pieces(
 ) -> KDAOut:
     """Every sequence from cut to cut."""
     outputs, states, at_cuts = [rows[2][:0]], [], []
-    heads, k, v = *rows[1].shape[1:], rows[2].shape[2]
+    sizes = *rows[1].shape[1:], rows[2].shape[2]
     for n, (first, length) in enumerate(zip(packing.cu_seqlens, packing.lengths, strict=False)):
         state = None if state_NHKV is None else state_NHKV[n : n + 1]
         begin = 0
         for end in sorted({*cuts[n], length} - {0}):
-            piece = [x[first + begin : first + end] for x in rows]
-            out = kda_chunk(*piece, *gate, Packing.of((end - begin,)), lower_bound, state)
-            outputs.append(out.o_THV)
-            state, begin = out.state_NHKV, end
+            q, k, v, z, b = (x[first + begin : first + end] for x in rows)
+            alone = Packing.of((end - begin,))
+            o_THV, state, _ = kda_chunk(q, k, v, z, b, *gate, alone, lower_bound, state)
+            assert state is not None
+            outputs.append(o_THV)
+            begin = end
             if end in cuts[n]:
-                at_cuts.append(out.state_NHKV.detach())
-        states.append(rows[0].new_zeros(1, heads, k, v) if state is None else state)
+                at_cuts.append(state.detach())
+        states.append(rows[0].new_zeros(1, *sizes) if state is None else state)
     wide = torch.promote_types(torch.float32, rows[0].dtype)
-    found = torch.cat(at_cuts) if at_cuts else rows[0].new_zeros(0, heads, k, v, dtype=wide)
+    found = torch.cat(at_cuts) if at_cuts else rows[0].new_zeros(0, *sizes, dtype=wide)
     return KDAOut(torch.cat(outputs), torch.cat(states).to(wide), found)
 
 

@@ -128,7 +128,12 @@ SEQUENCES = Traits(
     regimes=_REGIMES | {"long_memory": _long_memory},
     one_token=OneToken("kda_decode", _one_token),
 )
-CHUNK = replace(SEQUENCES, rounding_sees_ahead=frozenset({"reference", "cuda"}))
+CHUNK = replace(
+    SEQUENCES,
+    rounding_sees_ahead=frozenset({"reference", "cuda"}),
+    # The table of chunks is made by the first call of the same lengths, before a capture.
+    graphs=frozenset({"cuda"}),
+)
 DECODE = Traits(
     make=_rows,
     tokens={"q_NHK": 0, "k_NHK": 0, "v_NHV": 0, "z_NHK": 0, "b_NH": 0},

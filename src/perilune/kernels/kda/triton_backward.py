@@ -44,6 +44,8 @@ def backward(
     state_NHKV: Tensor | None,
     do_THV: Tensor,
     d_after_NHKV: Tensor | None,
+    *,
+    block: int | None = None,
 ) -> KDAGradients:
     """Gradients of every input, of the gate's parameters and of the initial state."""
     heads, k, v = x.sizes
@@ -51,9 +53,9 @@ def backward(
     wide = {"dtype": torch.float32}
     factors = Factors(q.new_empty(3, m, heads, CHUNK, k), q.new_empty(m, heads, k, **wide))
     tiles = prepare(x, table, factors)
-    block = value_block(n * heads, v)
-    grid = (n * heads * (v // block.size),)
-    settings = meta(x) | {"BV": block.size, "num_warps": block.num_warps}
+    columns = value_block(n * heads, v, block)
+    grid = (n * heads * (v // columns.size),)
+    settings = meta(x) | {"BV": columns.size, "num_warps": columns.num_warps}
     S_MHVK, D_MHVK = (q.new_empty(m, heads, v, k) for _ in range(2))
     x_MHVC = q.new_empty(m, heads, v, CHUNK)
     dv_THV = torch.empty_like(x.v_THV, memory_format=torch.contiguous_format)

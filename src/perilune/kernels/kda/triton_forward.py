@@ -133,14 +133,16 @@ def chain(
     of_pieces: tuple[Tensor, Tensor, Tensor],
     state_NHKV: Tensor | None,
     after_PHKV: Tensor | None = None,
+    *,
+    block: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(outputs [T, H, V], fp32 states after each sequence); fills `after_PHKV` likewise."""
     heads, k, v = x.sizes
     n = of_pieces[2].shape[0] - 1
     o_THV = torch.empty_like(x.v_THV, memory_format=torch.contiguous_format)
     after = x.q_THK.new_empty(n, heads, k, v, dtype=torch.float32)
-    block = value_block(n * heads, v)
-    _chain[(n * heads * (v // block.size),)](
+    columns = value_block(n * heads, v, block)
+    _chain[(n * heads * (v // columns.size),)](
         *tiles,
         x.v_THV,
         *of_pieces,
@@ -150,10 +152,10 @@ def chain(
         o_THV,
         x.v_THV.stride(0),
         **meta(x),
-        BV=block.size,
+        BV=columns.size,
         HAS_STATE=state_NHKV is not None,
         PIECES=after_PHKV is not None,
-        num_warps=block.num_warps,
+        num_warps=columns.num_warps,
     )
     return o_THV, after
 
@@ -163,12 +165,12 @@ class ValueBlock(NamedTuple):
     num_warps: int
 
 
-def value_block(num_chains: int, v: int) -> ValueBlock:
+def value_block(num_chains: int, v: int, size: int | None = None) -> ValueBlock:
     """Value columns of one program: all of them in two warp groups when there are enough chains to
-    occupy a card, half of them otherwise."""
-    if v >= 128 and num_chains >= 96:
-        return ValueBlock(128, 8)
-    return ValueBlock(min(v, 64), 4)
+    occupy a card, half of them otherwise; or `size`, where there are so many."""
+    if size is None:
+        size = 128 if num_chains >= 96 else 64
+    return ValueBlock(128, 8) if min(size, v) == 128 else ValueBlock(min(v, 64), 4)
 
 
 @triton.jit

@@ -43,7 +43,12 @@ def segment_length(packing: Packing, heads: int, v: int) -> int | None:
 
 
 def split_chain(
-    x: KDAInputs, tiles: Tiles, table: ChunkTable, state_NHKV: Tensor | None
+    x: KDAInputs,
+    tiles: Tiles,
+    table: ChunkTable,
+    state_NHKV: Tensor | None,
+    *,
+    block: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(outputs [T, H, V], fp32 states after each sequence, the same after each piece)."""
     heads, k, v = x.sizes
@@ -52,12 +57,12 @@ def split_chain(
     A_PHKK, b_PHVK = (x.q_THK.new_empty(p, heads, width, k, **wide) for width in (k, v))
     before_PHKV = x.q_THK.new_empty(p, heads, k, v, **wide)
     after_NHKV = x.q_THK.new_empty(n, heads, k, v, **wide)
-    block = min(BLOCK, k, v)
-    _summarise[(p * heads * ((k + v) // block),)](
+    columns = min(BLOCK, k, v)
+    _summarise[(p * heads * ((k + v) // columns),)](
         *(tiles.w_MHCK, tiles.k_out_MHCK, tiles.solve_MHCC, tiles.keep_MHK, x.v_THV),
         *(table.start_P1, table.chunk_P1, A_PHKK, b_PHVK, x.v_THV.stride(0)),
         **meta(x),
-        BLOCK=block,
+        BLOCK=columns,
         num_warps=4,
     )
     _carry[(n * heads * (v // min(v, 32)),)](
@@ -72,7 +77,7 @@ def split_chain(
         HAS_STATE=state_NHKV is not None,
         num_warps=4,
     )
-    o_THV, after_PHKV = chain(x, tiles, table.of_single_pieces, before_PHKV)
+    o_THV, after_PHKV = chain(x, tiles, table.of_single_pieces, before_PHKV, block=block)
     return o_THV, after_NHKV, after_PHKV
 
 

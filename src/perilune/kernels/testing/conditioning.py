@@ -19,8 +19,9 @@ from perilune.kernels.testing.result import Finding
 from perilune.kernels.testing.run import as_double, run
 
 DRAWS = 4
-ROUNDINGS = 2.0
-"""A kernel rounds what it makes of its inputs again, about as often as it multiplies."""
+ROUNDINGS = 3.0
+"""A kernel of several products rounds each operand that it makes, as its inputs were rounded once:
+the deepest chain here has nine (`kda_chunk`), and errors that are independent add up by squares."""
 _PREFIX = "inference "
 
 

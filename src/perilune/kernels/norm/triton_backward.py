@@ -2,6 +2,8 @@
 
 Legend: M rows of a tile, D normalised width, P programs.
 
+Floats become fp32 inside, since a compiled graph hands them over in fp64.
+
 With n = x r, r the inverse root mean square, and dn the gradient of n: dx = r (dn - n mean(dn n)).
 """
 
@@ -109,6 +111,7 @@ def _backward(
     STAGES: tl.constexpr,
 ):
     dtype: tl.constexpr = x_p.dtype.element_ty
+    eps = tl.full([], eps, tl.float32)
     d_ = tl.arange(0, BD)[None, :]
     w_1D = tl.load(weight_p + d_, mask=d_ < D, other=0.0)
     if gate_p is None:

@@ -1,6 +1,8 @@
 """The norms forward: a program normalises a tile of rows, read once in loads of 16 bytes.
 
 Legend: M rows of a tile, D normalised width.
+
+Floats become fp32 inside, since a compiled graph hands them over in fp64.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ def _forward(
     BD: tl.constexpr,
     PTX: tl.constexpr,
 ):
+    eps = tl.full([], eps, tl.float32)
     m_ = tl.program_id(0) * BM + tl.arange(0, BM)
     d_ = tl.arange(0, BD)[None, :]
     here_MD = (m_ < num_rows)[:, None] & (d_ < D)

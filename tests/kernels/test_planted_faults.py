@@ -121,6 +121,7 @@ def rate_after_sigmoid(z_THK: Tensor, A_log_H: Tensor, lower_bound: float | None
 def undecayed_delta(*, packing: Packing, **x: Any) -> kda.KDAOut:
     """The recurrence with its delta taken against the state before the decay."""
     state, bound = x.pop("state_NHKV"), x.pop("lower_bound")
+    x.pop("cuts")
     p = prepare(*x.values(), bound)
     outputs, states = [], []
     for n, start in enumerate(packing.cu_seqlens[:-1]):

@@ -81,7 +81,7 @@ def in_pieces(model: LanguageModel) -> torch.Tensor:
 def test_the_ops_of_a_gpu_are_in_triton():
     used = {op.name for op in registry._ops} & set(registry.resolved())
     cuda = {name: spec(name).backends.get("cuda", "") for name in used}
-    assert {name for name, path in cuda.items() if ".triton:" in path} == IN_TRITON
+    assert {name for name, path in cuda.items() if ".triton:" in path} >= IN_TRITON
 
 
 def test_the_logits_are_the_references(model, served_by):

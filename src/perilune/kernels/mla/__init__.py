@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from perilune.kernels.common.cases import FP32, normal
+from perilune.kernels.common.cases import BF16, FP32, normal
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import Inputs, OpSpec
 
@@ -26,20 +26,41 @@ def _segmented(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     return inputs
 
 
-def _decode_inputs(generator: torch.Generator, dtype: torch.dtype, tokens: int) -> Inputs:
+def _decode_inputs(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    tokens: int,
+    *,
+    heads: int = 3,
+    rank: int = 8,
+    shared: int = 4,
+) -> Inputs:
     return {
-        "q_HC": normal(generator, dtype, 3, 12),
-        "latent_SC": normal(generator, dtype, tokens, 12),
-        "kv_lora_rank": 8,
+        "q_HC": normal(generator, dtype, heads, rank + shared),
+        "latent_SC": normal(generator, dtype, tokens, rank + shared),
+        "kv_lora_rank": rank,
         "scale": 0.3,
     }
 
 
+def _plain(inputs: Inputs) -> Inputs:
+    """No gradient is asked for: then a backend without one serves."""
+    return inputs | {name: inputs[name].detach() for name in ("q_HC", "latent_SC")}
+
+
 def _beyond_exp(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    """Scores above 88. One token takes all, and the gradients are rounding alone: not asked for."""
-    inputs = _decode_inputs(generator, dtype, 5)
-    plain = {name: inputs[name].detach() for name in ("q_HC", "latent_SC")}
-    return inputs | plain | {"scale": 40.0}
+    """Scores above 88. One token takes all, and the gradients are rounding alone."""
+    return _plain(_decode_inputs(generator, dtype, 5)) | {"scale": 40.0}
+
+
+def _rising(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+    """Every tile of tokens has a higher score than the tiles before, and scores are negative."""
+    inputs = _plain(_decode_inputs(generator, dtype, 130, rank=16, shared=16))
+    steps_S1 = torch.linspace(-3.0, -0.1, 130, dtype=dtype)[:, None]
+    return inputs | {
+        "q_HC": torch.ones_like(inputs["q_HC"]),
+        "latent_SC": steps_S1 + 0.05 * inputs["latent_SC"],
+    }
 
 
 PREFILL = OpSpec(
@@ -60,13 +81,21 @@ DECODE = OpSpec(
     name="mla_decode",
     signature="(q_HC, latent_SC, kv_lora_rank, scale) -> o_HC",
     reference="perilune.kernels.mla.reference:mla_decode",
-    backends={"cpu": "perilune.kernels.mla.cpu:mla_decode"},
+    backends={
+        "cpu": "perilune.kernels.mla.cpu:mla_decode",
+        "cuda": "perilune.kernels.mla.triton:mla_decode",
+    },
     oracle="perilune.kernels.mla.oracle:mla_decode",
     cases={
         "one_row": lambda g, d: _decode_inputs(g, d, 1),
         "odd": lambda g, d: _decode_inputs(g, d, 37),
         "scores_beyond_exp": _beyond_exp,
+        "one_row_plain": lambda g, d: _plain(_decode_inputs(g, d, 1)),
+        "odd_plain": lambda g, d: _plain(_decode_inputs(g, d, 37)),
+        "many_heads": lambda g, d: _plain(_decode_inputs(g, d, 70, heads=70, rank=6, shared=3)),
+        "rising_scores": _rising,
     },
     tolerance=FP32,
+    backend_tolerance={"cuda": FP32 | BF16},
     traits="perilune.kernels.mla.traits:DECODE",
 )

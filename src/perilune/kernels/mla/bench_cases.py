@@ -10,6 +10,7 @@ import torch
 
 from perilune.kernels.bench.cases import Bench, Case, Make, Work, drawn, num_bytes
 from perilune.kernels.common.packing import Packing
+from perilune.kernels.mla.bench_peers import FLASH_MLA
 from perilune.kernels.registry import Inputs
 
 
@@ -53,6 +54,7 @@ def decode_work(inputs: Inputs, backward: bool) -> Work:
 
 
 _GPU = {"device": "cuda", "dtype": torch.bfloat16}
+_DECODE = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLASH_MLA,)}
 
 BENCHES = {
     "mla_prefill": Bench(
@@ -68,8 +70,9 @@ BENCHES = {
         work=decode_work,
         cases={
             "L1024_H8": Case(make=decode(1024, 8, 144, 128)),
-            "L131072_H96": Case(make=decode(131072, 96, 576, 512), **_GPU),
-            "L1048576_H96": Case(make=decode(1048576, 96, 576, 512), **_GPU),
+            "L8192_H96": Case(make=decode(8192, 96, 576, 512), graph=True, **_DECODE),
+            "L131072_H96": Case(make=decode(131072, 96, 576, 512), graph=True, **_DECODE),
+            "L1048576_H96": Case(make=decode(1048576, 96, 576, 512), **_DECODE),
         },
     ),
 }

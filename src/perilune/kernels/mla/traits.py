@@ -32,13 +32,17 @@ def _make_cache(
     return {
         "q_HC": normal(generator, dtype, HEADS, width),
         "latent_SC": normal(generator, dtype, sum(lengths), width),
-        "kv_lora_rank": width * 2 // 3,
+        "kv_lora_rank": width * 8 // 9,
         "scale": width**-0.5,
     }
 
 
 def _cpu_serves(inputs: Inputs) -> bool:
     return few_tokens(inputs["q_HC"][:1]) and inputs["latent_SC"].is_contiguous()
+
+
+def _cuda_serves(inputs: Inputs) -> bool:
+    return not (torch.is_grad_enabled() and inputs["q_HC"].requires_grad)
 
 
 PREFILL = Traits(
@@ -55,5 +59,6 @@ DECODE = Traits(
     widths=(12,),
     full_widths=(576,),
     scaled=("q_HC",),
-    serves={"cpu": _cpu_serves},
+    serves={"cpu": _cpu_serves, "cuda": _cuda_serves},
+    graphs=frozenset({"cuda"}),
 )

@@ -40,30 +40,80 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "padding decays the state": Fault(CHUNK, "here_C, lower_bound * LOG2_E, 0.0", "t_C >= 0, lower_bound * LOG2_E, 0.0"),
-    "runs of tokens out of order": Fault(CHUNK, "(row_C % (C // RUN)) * RUN + row_C // (C // RUN)", "row_C"),
+    "padding decays the state": Fault(
+        CHUNK, "here_C, lower_bound * LOG2_E, 0.0", "t_C >= 0, lower_bound * LOG2_E, 0.0"
+    ),
+    "runs of tokens out of order": Fault(
+        CHUNK, "(row_C % (C // RUN)) * RUN + row_C // (C // RUN)", "row_C"
+    ),
     "sums begin in every run": Fault(CHUNK, "inside_RNK + before_NK[None, :, :]", "inside_RNK"),
-    "blocks of 16 not joined": Fault(CHUNK, "return _join(X_CC, L_CC, t_C, 16, HALF, PRECISION)", "return X_CC"),
-    "the next document is written to": Fault(CHUNK, "kept_C = tl.where(document_C == final, 1.0, 0.0)", "kept_C = here_C * 1.0", "documents"),
-    "the last document is read": Fault(CHUNK, "carried_C = tl.where(document_C == before, 1.0, 0.0)", "carried_C = here_C * 1.0", "documents"),
-    "factors beyond every range": Fault(CHUNK, "tl.constexpr(116.0)", "tl.constexpr(1e9)", "strong"),
-    "a state half as decayed": Fault(FORWARD, "keep_K = exp2(2.0 * half_K, PTX)", "keep_K = exp2(half_K, PTX)"),
-    "no token reads itself": Fault(FORWARD, "valid_CC = t_C[:, None] >= t_C[None, :]", "valid_CC = t_C[:, None] > t_C[None, :]"),
+    "blocks of 16 not joined": Fault(
+        CHUNK, "return _join(X_CC, L_CC, t_C, 16, HALF, PRECISION)", "return X_CC"
+    ),
+    "the next document is written to": Fault(
+        CHUNK,
+        "kept_C = tl.where(document_C == final, 1.0, 0.0)",
+        "kept_C = here_C * 1.0",
+        "documents",
+    ),
+    "the last document is read": Fault(
+        CHUNK,
+        "carried_C = tl.where(document_C == before, 1.0, 0.0)",
+        "carried_C = here_C * 1.0",
+        "documents",
+    ),
+    "factors beyond every range": Fault(
+        CHUNK, "tl.constexpr(116.0)", "tl.constexpr(1e9)", "strong"
+    ),
+    "a state half as decayed": Fault(
+        FORWARD, "keep_K = exp2(2.0 * half_K, PTX)", "keep_K = exp2(half_K, PTX)"
+    ),
+    "no token reads itself": Fault(
+        FORWARD, "valid_CC = t_C[:, None] >= t_C[None, :]", "valid_CC = t_C[:, None] > t_C[None, :]"
+    ),
     "beta forgotten": Fault(FORWARD, "(X_CC * beta_C[None, :]).to(DTYPE)", "X_CC.to(DTYPE)"),
-    "no score across documents masked": Fault(FORWARD, "valid_CC & (document_C[:, None] == document_C[None, :])", "valid_CC", "documents"),
-    "initial state forgotten": Fault(FORWARD, "S_VK += tl.load(before_p + state_at).to(tl.float32)", "S_VK += 0"),
-    "states at cuts in the place of the last": Fault(FORWARD, "piece_at = (p * H + h)", "piece_at = (n * H + h)", "cuts"),
-    "gradient of what was read lost": Fault(BACKWARD, "D_VK = tl.dot(dx_VC, w_CK, D_VK,", "D_VK = tl.dot(dx_VC, 0 * w_CK, D_VK,"),
-    "gradient of the final state lost": Fault(BACKWARD, "D_VK += tl.load(d_after_p + state_at).to(tl.float32)", "D_VK += 0"),
+    "no score across documents masked": Fault(
+        FORWARD, "valid_CC & (document_C[:, None] == document_C[None, :])", "valid_CC", "documents"
+    ),
+    "initial state forgotten": Fault(
+        FORWARD, "S_VK += tl.load(before_p + state_at).to(tl.float32)", "S_VK += 0"
+    ),
+    "states at cuts in the place of the last": Fault(
+        FORWARD, "piece_at = (p * H + h)", "piece_at = (n * H + h)", "cuts"
+    ),
+    "gradient of what was read lost": Fault(
+        BACKWARD, "D_VK = tl.dot(dx_VC, w_CK, D_VK,", "D_VK = tl.dot(dx_VC, 0 * w_CK, D_VK,"
+    ),
+    "gradient of the final state lost": Fault(
+        BACKWARD, "D_VK += tl.load(d_after_p + state_at).to(tl.float32)", "D_VK += 0"
+    ),
     "beta's slope mirrored": Fault(GRADIENTS, "tl.minimum(-b_C, 80.0)", "tl.minimum(b_C, 80.0)"),
     "reading pushes the wrong way": Fault(GRADIENTS, "* -scale_K[:, None]", "* scale_K[:, None]"),
-    "the state's decay has no gradient": Fault(GRADIENTS, "last_K *= tl.load(keep_p", "last_K *= 0 * tl.load(keep_p"),
-    "keys along their own direction": Fault(GRADIENTS, "(dk_CK - tl.sum(dk_CK * k_CK, axis=1)[:, None] * k_CK)", "dk_CK"),
-    "queries along their own direction": Fault(GRADIENTS, "dq_CK -= (K * tl.sum(dq_CK * q_CK, axis=1))[:, None] * q_CK", "dq_CK *= 1.0"),
-    "a gap reaches one token too far": Fault(GRADIENTS, "tl.where(t_C[:, None] > j, by_gap_CK, 0.0)", "tl.where(t_C[:, None] >= j, by_gap_CK, 0.0)", "strong"),
-    "pieces do not know of each other": Fault(SPLIT, "S_VK = tl.dot(S_VK, A_KK, b_VK, input_precision=PRECISION)", "S_VK = b_VK", "split"),
-    "a piece without its values": Fault(SPLIT, "(token_C < end)[:, None] & (v_ >= 0)[None, :]", "(token_C < 0)[:, None] & (v_ >= 0)[None, :]", "split"),
-}  # fmt: skip
+    "the state's decay has no gradient": Fault(
+        GRADIENTS, "last_K *= tl.load(keep_p", "last_K *= 0 * tl.load(keep_p"
+    ),
+    "keys along their own direction": Fault(
+        GRADIENTS, "(dk_CK - tl.sum(dk_CK * k_CK, axis=1)[:, None] * k_CK)", "dk_CK"
+    ),
+    "queries along their own direction": Fault(
+        GRADIENTS, "dq_CK -= (K * tl.sum(dq_CK * q_CK, axis=1))[:, None] * q_CK", "dq_CK *= 1.0"
+    ),
+    "a gap reaches one token too far": Fault(
+        GRADIENTS,
+        "tl.where(t_C[:, None] > j, by_gap_CK, 0.0)",
+        "tl.where(t_C[:, None] >= j, by_gap_CK, 0.0)",
+        "strong",
+    ),
+    "pieces do not know of each other": Fault(
+        SPLIT, "S_VK = tl.dot(S_VK, A_KK, b_VK, input_precision=PRECISION)", "S_VK = b_VK", "split"
+    ),
+    "a piece without its values": Fault(
+        SPLIT,
+        "(token_C < end)[:, None] & (v_ >= 0)[None, :]",
+        "(token_C < 0)[:, None] & (v_ >= 0)[None, :]",
+        "split",
+    ),
+}
 
 
 @cache

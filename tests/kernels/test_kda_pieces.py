@@ -86,7 +86,7 @@ def test_what_fills_the_card_by_itself_stays_whole():
 def test_states_at_cuts_have_no_gradient(op):
     given = list(inputs((40,)))
     given[2] = given[2].requires_grad_()
-    out = op(*given, ((8, 40),))
+    out = op(*given, [[8, 40]])
     assert not out.cut_EHKV.requires_grad
     assert torch.equal(out.cut_EHKV[1], out.state_NHKV[0])
 

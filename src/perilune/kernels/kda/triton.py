@@ -55,7 +55,8 @@ def kda_chunk(
         return triton_graph.kda_chunk(*tensors, packing, lower_bound, state_NHKV)
     check_cuts(cuts, packing)
     segment = segment or segment_length(packing, heads, v)
-    table = chunk_table(packing, q_THK.device, cuts, segment)
+    wanted = None if cuts is None else tuple(map(tuple, cuts))
+    table = chunk_table(packing, q_THK.device, wanted, segment)
     rows = [row_major(x) for x in tensors[:5]]
     gate = [x.contiguous() for x in tensors[5:]]
     before = None if state_NHKV is None else state_NHKV.contiguous()

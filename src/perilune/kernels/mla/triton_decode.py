@@ -28,6 +28,8 @@ class Tile(NamedTuple):
     heads: int
     tokens: int
     num_warps: int
+    in_chunks: bool
+    """Scores from a few channels at a time."""
 
 
 class Parts(NamedTuple):
@@ -36,9 +38,9 @@ class Parts(NamedTuple):
     """Tokens of each but the last, which has at least one."""
 
 
-TILE = Tile(64, 64, 8)
+TILE = Tile(64, 64, 8, in_chunks=False)
 """What a warp group's product takes; the memory of a multiprocessor holds two tiles of latents."""
-FP32_TILE = Tile(16, 16, 8)
+FP32_TILE = Tile(16, 16, 8, in_chunks=True)
 
 
 def parts_of(tokens: int, tile: Tile, head_tiles: int, programs: int) -> Parts:
@@ -63,20 +65,20 @@ def attend(q_HC: Tensor, latent_SC: Tensor, rank: int, scale: float) -> Tensor:
         partial_PHC,
         lse_PH,
         q_HC.stride(0),
-        latent_SC.stride(0),
         tokens,
         parts.length,
         scale * LOG2_E.value,
         H=heads,
         C=rank,
         R=width - rank,
+        STRIDE=latent_SC.stride(0),
         BH=tile.heads,
         BN=tile.tokens,
         BC=_block(rank),
         BR=_block(width - rank),
         PRECISION=dot_precision(q_HC.dtype),
         PTX=uses_ptx(q_HC.device),
-        IN_CHUNKS=q_HC.dtype == torch.float32,
+        IN_CHUNKS=tile.in_chunks,
         num_warps=tile.num_warps,
     )
     _merge[(heads * triton.cdiv(rank, MERGED_CHANNELS),)](
@@ -113,13 +115,13 @@ def _attend(
     partial_p,
     lse_p,
     q_stride,
-    stride,
     tokens,
     part_length,
     scale,
     H: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
+    STRIDE: tl.constexpr,
     BH: tl.constexpr,
     BN: tl.constexpr,
     BC: tl.constexpr,
@@ -144,11 +146,11 @@ def _attend(
     o_HC = tl.zeros([BH, BC], tl.float32)
     start = part * part_length
     end = tl.minimum(start + part_length, tokens)
-    c_at = n_[:, None] * stride + c_[None, :]
-    r_at = n_[:, None] * stride + C + r_[None, :]
+    c_at = n_[:, None] * STRIDE + c_[None, :]
+    r_at = n_[:, None] * STRIDE + C + r_[None, :]
     for n in tl.range(start, end, BN, num_stages=2):
         here_N = n_ < end - n
-        rows_p = latent_p + n * stride
+        rows_p = latent_p + n * STRIDE
         c_NC = tl.load(rows_p + c_at, mask=_inside(here_N, c_, C, BC), other=0.0)
         if not IN_CHUNKS:
             r_NR = tl.load(rows_p + r_at, mask=_inside(here_N, r_, R, BR), other=0.0)
@@ -159,7 +161,7 @@ def _attend(
         if n < tokens:
             if n < end:
                 if IN_CHUNKS:
-                    rows_N = rows_p + n_ * stride
+                    rows_N = rows_p + n_ * STRIDE
                     s_HN = scale * _scores(q_at, rows_N, here_H1, here_N, C + R, BN, PRECISION)
                 else:
                     s_HN = tl.dot(q_HC, c_CN, input_precision=PRECISION) * scale

@@ -19,7 +19,10 @@ from perilune.model.presets import tiny_k3, tiny_kimi_linear
 # Scores above the diagonal, masked before they are used, may overflow.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-IN_TRITON = {"kda_chunk", "kda_step", "causal_conv", "gated_rms_norm", "rms_norm"}
+IN_TRITON = {
+    *("kda_chunk", "kda_step", "causal_conv", "gated_rms_norm", "rms_norm"),
+    *("attn_res", "situ"),
+}
 LIMIT = 5e-5
 """max |difference| / max |logit|: a few layers of ops that are each within 2e-5."""
 

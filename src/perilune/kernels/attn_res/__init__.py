@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perilune.kernels.common.cases import FP32, normal
+from perilune.kernels.common.cases import BF16, FP32, normal
 from perilune.kernels.registry import OpSpec
 
 SPEC = OpSpec(
@@ -10,7 +10,10 @@ SPEC = OpSpec(
     signature="(sources_NTD, query_D, eps) -> h_TD",
     reference="perilune.kernels.attn_res.reference:attn_res",
     oracle="perilune.kernels.attn_res.oracle:attn_res",
-    backends={"cpu": "perilune.kernels.attn_res.cpu:attn_res"},
+    backends={
+        "cpu": "perilune.kernels.attn_res.cpu:attn_res",
+        "cuda": "perilune.kernels.attn_res.triton:attn_res",
+    },
     cases={
         "nine_sources": lambda g, d: {
             "sources_NTD": normal(g, d, 9, 3, 17),
@@ -35,5 +38,6 @@ SPEC = OpSpec(
         },
     },
     tolerance=FP32,
+    backend_tolerance={"cuda": FP32 | BF16},
     traits="perilune.kernels.attn_res.traits:SPEC",
 )

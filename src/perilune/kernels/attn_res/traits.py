@@ -29,5 +29,6 @@ SPEC = Traits(
     full_widths=(2304,),
     scaled=("sources_NTD",),
     serves={"cpu": lambda inputs: few_tokens(inputs["sources_NTD"][0])},
-    batch_invariant={"cpu": MAX_TOKENS},
+    batch_invariant={"cpu": MAX_TOKENS, "cuda": 256},
+    graphs=frozenset({"cuda"}),
 )

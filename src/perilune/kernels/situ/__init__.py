@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perilune.kernels.common.cases import EXACT_FP32, normal
+from perilune.kernels.common.cases import BF16, EXACT_FP32, normal
 from perilune.kernels.registry import OpSpec
 
 SPEC = OpSpec(
@@ -10,7 +10,10 @@ SPEC = OpSpec(
     signature="(gate_up_2I, beta, linear_beta) -> y_I",
     reference="perilune.kernels.situ.reference:situ_glu",
     oracle="perilune.kernels.situ.oracle:situ_glu",
-    backends={"cpu": "perilune.kernels.situ.cpu:situ_glu"},
+    backends={
+        "cpu": "perilune.kernels.situ.cpu:situ_glu",
+        "cuda": "perilune.kernels.situ.triton:situ_glu",
+    },
     cases={
         "small": lambda g, d: {
             "gate_up_2I": normal(g, d, 4, 10),
@@ -34,5 +37,6 @@ SPEC = OpSpec(
         },
     },
     tolerance=EXACT_FP32,
+    backend_tolerance={"cuda": EXACT_FP32 | BF16},
     traits="perilune.kernels.situ.traits:SPEC",
 )

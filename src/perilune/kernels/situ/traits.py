@@ -27,5 +27,6 @@ SPEC = Traits(
     full_widths=(3072,),
     scaled=("gate_up_2I",),
     serves={"cpu": lambda inputs: few_tokens(inputs["gate_up_2I"])},
-    batch_invariant={"cpu": MAX_TOKENS},
+    batch_invariant={"cpu": MAX_TOKENS, "cuda": 256},
+    graphs=frozenset({"cuda"}),
 )

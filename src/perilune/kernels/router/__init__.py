@@ -37,7 +37,10 @@ SPEC = OpSpec(
     signature="(logits_TE, bias_E, num_active, renormalize, scale)"
     " -> (expert_TR, weight_TR, score_TE)",
     reference="perilune.kernels.router.reference:route",
-    backends={"cpu": "perilune.kernels.router.cpu:route"},
+    backends={
+        "cpu": "perilune.kernels.router.cpu:route",
+        "cuda": "perilune.kernels.router.triton:route",
+    },
     oracle="perilune.kernels.router.oracle:route",
     cases={
         "eight_three": lambda g, d: _inputs(g, d, 8, 3),

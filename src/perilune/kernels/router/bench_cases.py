@@ -1,4 +1,7 @@
-"""Sizes and least work of the router: logits read, scores and choices written."""
+"""Sizes and least work of the router: logits read, scores and choices written.
+
+Backward: the scores and their gradient read, the logits' gradient written.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ def tokens(count: int, experts: int, active: int) -> Make:
 
 def work(inputs: Inputs, backward: bool) -> Work:
     logits_TE = inputs["logits_TE"]
-    return Work(2 * num_bytes(logits_TE), 5 * logits_TE.numel())
+    passes, flops = (5, 10) if backward else (2, 5)
+    return Work(passes * num_bytes(logits_TE), flops * logits_TE.numel())
 
 
 BENCHES = {
@@ -33,6 +37,11 @@ BENCHES = {
         cases={
             "T8_E896_R16": Case(make=tokens(8, 896, 16)),
             "T8192_E896_R16": Case(make=tokens(8192, 896, 16), device="cuda"),
+            "T8192_E896_R16_backward": Case(
+                make=tokens(8192, 896, 16), device="cuda", backward=True
+            ),
+            "T8192_E896_R32": Case(make=tokens(8192, 896, 32), device="cuda"),
+            "T32_E896_R16": Case(make=tokens(32, 896, 16), device="cuda", graph=True),
         },
     ),
 }

@@ -30,5 +30,6 @@ SPEC = Traits(
     full_widths=(896,),
     scaled=("logits_TE",),
     serves={"cpu": lambda inputs: few_tokens(inputs["logits_TE"])},
-    batch_invariant={"cpu": MAX_TOKENS},
+    batch_invariant={"cpu": MAX_TOKENS, "cuda": 256},
+    graphs=frozenset({"cuda"}),
 )

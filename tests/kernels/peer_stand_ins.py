@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
+from perilune.kernels.bench.inputs import Copies
+from perilune.kernels.bench.peers import ready
+from perilune.kernels.bench.verify import Truth
+from perilune.kernels.common.cases import FP32
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.kda.reference import kda_chunk, kda_decode
 
@@ -101,3 +107,19 @@ def fake_fwd(
     o, state = packed(q, k, v, g, beta, A_log, dt_bias, lower_bound, state_NHKV, cu_seqlens)
     out.copy_(o)
     final_state.copy_(state.mT)
+
+
+def truth(reference, mutated=(), backward=False):
+    return Truth(
+        reference=reference,
+        tolerance=FP32[torch.float32],
+        mutated=frozenset(mutated),
+        backward=backward,
+        excerpt=None,
+    )
+
+
+def bound(peer, case, of):
+    copies = Copies(case, torch.device("cpu"))
+    copies.rotate_beyond(0)
+    return ready(peer, case, copies, of)

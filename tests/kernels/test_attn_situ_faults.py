@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
+from triton_faults import Fault, plant, red
 
 from perilune.kernels.attn_res import triton as attn
-from perilune.kernels.registry import spec
 from perilune.kernels.situ import triton as situ
-from perilune.kernels.testing import check, check_properties
-
-
-class Fault(NamedTuple):
-    name: str
-    op: str
-    owner: Any
-    attr: str
-    wrong: Callable[..., Callable[..., Any]]
-    """From what `owner.attr` is to what it becomes."""
-    case: str = ""
-    """The conformance case that finds it; without one the family of strides does."""
 
 
 def with_eps(eps: float):
@@ -155,20 +142,8 @@ FAULTS = [
 ]
 
 
-def red(fault: Fault) -> list[str]:
-    """What is wrong in the eyes of the check that is there for it."""
-    declared = spec(fault.op)
-    if fault.case:
-        one = replace(declared, cases={fault.case: declared.cases[fault.case]})
-        results = check(one, backend="cuda", tier="cpu")
-    else:
-        families = ("strides",)
-        results = check_properties(declared, drawn=4, backend="cuda", tier="cpu", families=families)
-    return [f"{r.case}: {r.what}" for r in results if not r.passed]
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.op} {fault.name}")
 def test_a_fault_is_found(fault, monkeypatch):
-    assert red(fault) == []
-    monkeypatch.setattr(fault.owner, fault.attr, fault.wrong(getattr(fault.owner, fault.attr)))
-    assert red(fault) != []
+    assert red(fault.op, fault.case) == []
+    plant(fault, monkeypatch)
+    assert red(fault.op, fault.case) != []

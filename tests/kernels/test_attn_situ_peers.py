@@ -7,14 +7,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from peer_stand_ins import bound, truth
 
 from perilune.kernels.attn_res import bench_cases as attn_cases
 from perilune.kernels.attn_res.reference import attn_res
 from perilune.kernels.bench.cases import Case
-from perilune.kernels.bench.inputs import Copies
-from perilune.kernels.bench.peers import ready
-from perilune.kernels.bench.verify import Truth
-from perilune.kernels.common.cases import FP32
 from perilune.kernels.situ import bench_cases as situ_cases
 from perilune.kernels.situ.reference import situ_glu
 
@@ -57,16 +54,7 @@ def test_a_peer_computes_the_same_from_the_same_inputs(name, backward):
     reference, cases, op, make = CASES[name]
     (peer,) = {case.peers for case in cases.BENCHES[op].cases.values() if case.peers}.pop()
     case = Case(make=make, backward=backward)
-    copies = Copies(case, torch.device("cpu"))
-    copies.rotate_beyond(0)
-    truth = Truth(
-        reference=reference,
-        tolerance=FP32[torch.float32],
-        mutated=frozenset(),
-        backward=backward,
-        excerpt=None,
-    )
-    found = ready(peer, case, copies, truth)
+    found = bound(peer, case, truth(reference, backward=backward))
     assert found.note == ""
     assert found.error is not None
     assert found.error < 1e-6

@@ -6,13 +6,10 @@ import sys
 
 import peer_stand_ins
 import pytest
-import torch
+from peer_stand_ins import bound, truth
 
 from perilune.kernels.bench.cases import Case
-from perilune.kernels.bench.inputs import Copies
-from perilune.kernels.bench.peers import ready, versions
-from perilune.kernels.bench.verify import Truth
-from perilune.kernels.common.cases import FP32
+from perilune.kernels.bench.peers import versions
 from perilune.kernels.kda import bench_peers
 from perilune.kernels.kda.bench_cases import one_token_each, sequences
 from perilune.kernels.kda.reference import kda_chunk, kda_decode
@@ -20,22 +17,6 @@ from perilune.kernels.kda_step import bench_cases as step_cases
 from perilune.kernels.kda_step.reference import kda_step
 
 LENGTHS = [(24, 24), (40,), (7, 21, 12)]
-
-
-def truth(reference, mutated=(), backward=False):
-    return Truth(
-        reference=reference,
-        tolerance=FP32[torch.float32],
-        mutated=frozenset(mutated),
-        backward=backward,
-        excerpt=None,
-    )
-
-
-def bound(peer, case, of):
-    copies = Copies(case, torch.device("cpu"))
-    copies.rotate_beyond(0)
-    return ready(peer, case, copies, of)
 
 
 @pytest.mark.usefixtures("kda_peers")

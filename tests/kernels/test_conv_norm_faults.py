@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
+from triton_faults import Fault, plant, red
 
 from perilune.kernels.causal_conv import triton as conv
 from perilune.kernels.causal_conv import triton_backward as conv_backward
@@ -15,19 +15,6 @@ from perilune.kernels.causal_conv import triton_forward as conv_forward
 from perilune.kernels.norm import triton as norm
 from perilune.kernels.norm import triton_backward as norm_backward
 from perilune.kernels.norm import triton_forward as norm_forward
-from perilune.kernels.registry import spec
-from perilune.kernels.testing import check, check_properties
-
-
-class Fault(NamedTuple):
-    name: str
-    op: str
-    owner: Any
-    attr: str
-    wrong: Callable[..., Callable[..., Any]]
-    """From what `owner.attr` is to what it becomes."""
-    case: str = ""
-    """The conformance case that finds it; without one the family of strides does."""
 
 
 def without(index: int) -> Callable[..., Callable[..., Any]]:
@@ -138,23 +125,11 @@ FAULTS = [
 ]
 
 
-def red(fault: Fault) -> list[str]:
-    """What is wrong in the eyes of the check that is there for it."""
-    declared = spec(fault.op)
-    if fault.case:
-        one = replace(declared, cases={fault.case: declared.cases[fault.case]})
-        results = check(one, backend="cuda", tier="cpu")
-    else:
-        families = ("strides",)
-        results = check_properties(declared, drawn=4, backend="cuda", tier="cpu", families=families)
-    return [f"{r.case}: {r.what}" for r in results if not r.passed]
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.op} {fault.name}")
 def test_a_fault_is_found(fault, monkeypatch):
-    assert red(fault) == []
-    monkeypatch.setattr(fault.owner, fault.attr, fault.wrong(getattr(fault.owner, fault.attr)))
-    assert red(fault) != []
+    assert red(fault.op, fault.case) == []
+    plant(fault, monkeypatch)
+    assert red(fault.op, fault.case) != []
 
 
 def test_backward_reads_the_groups_as_forward_does():

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from triton_faults import Fault, plant, red
 
 from perilune.kernels.mla import triton as entry
 from perilune.kernels.mla import triton_decode as kernels
-from perilune.kernels.registry import spec
-from perilune.kernels.testing import check, check_properties
 
 
 class Launch:
@@ -71,53 +69,45 @@ def rows_are_columns(run):
     return lambda x: x if x.is_contiguous() else x.as_strided(x.shape, (x.shape[1], 1))
 
 
-class Fault(NamedTuple):
-    name: str
-    owner: Any
-    attr: str
-    wrong: Callable[[Any], Any]
-    case: str = ""
-    """The conformance case that finds it; without one the family of strides does."""
-
-
 FAULTS = [
-    Fault("equal weights", kernels, "_merge", launched(equal_weights), "rising_scores"),
-    Fault("a part unmerged", kernels, "_merge", launched(a_part_unmerged), "odd_plain"),
-    Fault("natural base", kernels, "_attend", launched(wrong_scale(0.6931)), "odd_plain"),
-    Fault("last token lost", kernels, "_attend", launched(more_tokens(-1)), "odd_plain"),
-    Fault("a token too many", kernels, "_attend", launched(more_tokens(1)), "many_heads"),
-    Fault("last part lost", kernels, "parts_of", last_part_forgotten, "rising_scores"),
-    Fault("queries contiguous", kernels, "_attend", launched(contiguous_queries)),
-    Fault("rows contiguous", kernels, "_attend", launched(STRIDE=12)),
-    Fault("channels contiguous", entry, "_row_major", rows_are_columns),
+    Fault(
+        "equal weights", "mla_decode", kernels, "_merge", launched(equal_weights), "rising_scores"
+    ),
+    Fault(
+        "a part unmerged", "mla_decode", kernels, "_merge", launched(a_part_unmerged), "odd_plain"
+    ),
+    Fault(
+        "natural base", "mla_decode", kernels, "_attend", launched(wrong_scale(0.6931)), "odd_plain"
+    ),
+    Fault(
+        "last token lost", "mla_decode", kernels, "_attend", launched(more_tokens(-1)), "odd_plain"
+    ),
+    Fault(
+        "a token too many", "mla_decode", kernels, "_attend", launched(more_tokens(1)), "many_heads"
+    ),
+    Fault(
+        "last part lost", "mla_decode", kernels, "parts_of", last_part_forgotten, "rising_scores"
+    ),
+    Fault("queries contiguous", "mla_decode", kernels, "_attend", launched(contiguous_queries)),
+    Fault("rows contiguous", "mla_decode", kernels, "_attend", launched(STRIDE=12)),
+    Fault("channels contiguous", "mla_decode", entry, "_row_major", rows_are_columns),
 ]
-
-
-def red(case: str) -> list[str]:
-    declared = spec("mla_decode")
-    if case:
-        one = replace(declared, cases={case: declared.cases[case]})
-        results = check(one, backend="cuda", tier="cpu")
-    else:
-        families = ("strides",)
-        results = check_properties(declared, drawn=4, backend="cuda", tier="cpu", families=families)
-    return [f"{r.case}: {r.what}" for r in results if not r.passed]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_found(fault, monkeypatch):
-    assert red(fault.case) == []
-    monkeypatch.setattr(fault.owner, fault.attr, fault.wrong(getattr(fault.owner, fault.attr)))
-    assert red(fault.case) != []
+    assert red(fault.op, fault.case) == []
+    plant(fault, monkeypatch)
+    assert red(fault.op, fault.case) != []
 
 
 @pytest.mark.parametrize("case", ["odd_plain", "many_heads", "rising_scores"])
 def test_tiles_of_whole_rows_are_right(case, monkeypatch):
     """The tile of bf16, which the interpreter cannot multiply, for fp32."""
     monkeypatch.setattr(kernels, "FP32_TILE", kernels.TILE._replace(tokens=16))
-    assert red(case) == []
+    assert red("mla_decode", case) == []
     monkeypatch.setattr(kernels, "_attend", launched(R=1)(kernels._attend))
-    assert red(case) != []
+    assert red("mla_decode", case) != []
 
 
 @given(st.integers(1, 1 << 22), st.integers(1, 200), st.integers(1, 264))

@@ -7,12 +7,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from peer_stand_ins import bound, truth
 
 from perilune.kernels.bench.cases import Case
-from perilune.kernels.bench.inputs import Copies
-from perilune.kernels.bench.peers import ready
-from perilune.kernels.bench.verify import Truth
-from perilune.kernels.common.cases import FP32
 from perilune.kernels.mla.bench_cases import decode
 from perilune.kernels.mla.bench_peers import FLASH_MLA
 from perilune.kernels.mla.reference import mla_decode
@@ -50,16 +47,7 @@ def flash_mla(monkeypatch):
 
 def measured(tokens):
     case = Case(make=decode(tokens, 3, 24, 16))
-    copies = Copies(case, torch.device("cpu"))
-    copies.rotate_beyond(0)
-    truth = Truth(
-        reference=mla_decode,
-        tolerance=FP32[torch.float32],
-        mutated=frozenset(),
-        backward=False,
-        excerpt=None,
-    )
-    return ready(FLASH_MLA, case, copies, truth)
+    return bound(FLASH_MLA, case, truth(mla_decode))
 
 
 def test_it_computes_the_same_from_the_same_rows():

@@ -15,6 +15,8 @@ from typing import Any
 
 import numba
 
+from perilune.core.env import cache_dir
+
 log = logging.getLogger(__name__)
 
 KERNELS = Path(__file__).parents[1]
@@ -25,12 +27,11 @@ def sources() -> list[Path]:
 
 
 def folder(files: Iterable[Path]) -> Path:
-    """Of machine code from these sources, under XDG_CACHE_HOME, by default ~/.cache."""
+    """Of machine code from these sources."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "perilune" / f"loops-{digest.hexdigest()[:16]}"
+    return cache_dir() / f"loops-{digest.hexdigest()[:16]}"
 
 
 def writable(path: Path) -> bool:

@@ -6,10 +6,10 @@ width, T packed tokens.
 `_states` repeats the chain and keeps each chunk's incoming state S and what it wrote, x. `_reverse`
 runs the gradient D of the outgoing state from the last chunk to the first:
 
-    dx  = attn^T do + k_out D
+    dx  = attn^T do + k_out D,      dv = solve^T dx
     D  <- keep D + q_in^T do + w^T dx
 
-`triton_gradients` turns S, D, x and dx into gradients of the inputs, every chunk by itself.
+`triton_gradients` turns S, D, x and dv into the other gradients, every chunk by itself.
 """
 
 from __future__ import annotations

@@ -96,6 +96,31 @@ def gates(
 
 
 @triton.jit
+def decays(
+    z_p,
+    stride,
+    A_log_p,
+    dt_bias_p,
+    lower_bound,
+    start,
+    t_C,
+    here_C,
+    h,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """The log2-decays and their running sums, [C, K] each, and half of the last sums, [K]."""
+    _, g_CK, _ = gates(
+        z_p, stride, A_log_p, dt_bias_p, lower_bound, start, t_C, here_C, h, K, BOUNDED, PTX
+    )
+    G_CK = running_sum(g_CK, C, K)
+    # Log-decays are never positive: the least is the last.
+    return g_CK, G_CK, 0.5 * tl.min(G_CK, axis=0)
+
+
+@triton.jit
 def fits(G_CK, half_K):
     """Whether the factors of the scores are in range."""
     largest_K = tl.max(tl.abs(G_CK - half_K[None, :]), axis=0)

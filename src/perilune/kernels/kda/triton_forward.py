@@ -26,13 +26,12 @@ from torch import Tensor
 from perilune.kernels.common.triton_math import dot_precision, exp2, sigmoid, uses_ptx
 from perilune.kernels.kda.reference import L2_EPS
 from perilune.kernels.kda.triton_chunk import (
+    decays,
     documents,
     fits,
-    gates,
     inverse,
     norm_of,
     rows_of,
-    running_sum,
     scores,
     token_order,
 )
@@ -223,12 +222,9 @@ def _prepare(
         )
         valid_CC = valid_CC & (document_C[:, None] == document_C[None, :])
 
-    _, g_CK, _ = gates(
-        z_p, z_stride, A_log_p, dt_bias_p, lower_bound, start, t_C, here_C, h, K, BOUNDED, PTX
+    g_CK, G_CK, half_K = decays(
+        z_p, z_stride, A_log_p, dt_bias_p, lower_bound, start, t_C, here_C, h, C, K, BOUNDED, PTX
     )
-    G_CK = running_sum(g_CK, C, K)
-    # Log-decays are never positive: the least is the last.
-    half_K = 0.5 * tl.min(G_CK, axis=0)
     factored = True if BOUNDED else fits(G_CK, half_K)
     centred_CK = G_CK - half_K[None, :]
     tile = tl.program_id(0).to(tl.int64) * C

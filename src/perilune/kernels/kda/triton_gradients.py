@@ -23,6 +23,7 @@ from torch import Tensor
 
 from perilune.kernels.common.triton_math import exp2
 from perilune.kernels.kda.triton_chunk import (
+    decays,
     documents,
     fits,
     gap_after,
@@ -54,7 +55,7 @@ class Products(NamedTuple):
     d_3MHCK: Tensor
     """Gradients of q, of k as reader and of k as key, without their factors."""
     scores_2MHCC: Tensor
-    """Gradients of the scores of q and of k, 0 above the diagonal."""
+    """Gradients of the scores of q and of k, 0 above the diagonal; for an unbounded gate alone."""
     out_MHCK: Tensor
     """The part of k as key that comes through the outgoing state, without its factor."""
     last_MHK: Tensor
@@ -76,7 +77,7 @@ def gradients(
     products = Products(
         # Sums of these cancel: they are not rounded in between.
         q.new_empty(3, m, heads, CHUNK, k, **wide),
-        q.new_empty(2, m, heads, CHUNK, CHUNK),
+        q.new_empty(2 if x.lower_bound is None else 0, m, heads, CHUNK, CHUNK),
         q.new_empty(m, heads, CHUNK, k),
         q.new_empty(m, heads, k, **wide),
     )
@@ -256,18 +257,14 @@ def _finish(
     at_CK = (start + t_C)[:, None] * (H * K) + (h * K + k_)[None, :]
 
     # The order of what follows, and gates that are formed twice, keep few tiles alive at a time.
-    _, g_CK, _ = gates(
-        z_p, z_stride, A_log_p, dt_bias_p, lower_bound, start, t_C, here_C, h, K, BOUNDED, PTX
+    g_CK, G_CK, half_K = decays(
+        z_p, z_stride, A_log_p, dt_bias_p, lower_bound, start, t_C, here_C, h, C, K, BOUNDED, PTX
     )
-    G_CK = running_sum(g_CK, C, K)
-    # Log-decays are never positive: the least is the last.
-    half_K = 0.5 * tl.min(G_CK, axis=0)
     start_K, end_K = half_K, half_K
     if not BOUNDED:
         factored = fits(G_CK, half_K)
         start_K = tl.where(factored, half_K, 0.0)
         end_K = tl.where(factored, half_K, 2.0 * half_K)
-    if not BOUNDED:
         dq_pairs_CK = tl.zeros_like(G_CK)
         dk_pairs_CK = tl.zeros_like(G_CK)
         dg_pairs_CK = tl.zeros_like(G_CK)

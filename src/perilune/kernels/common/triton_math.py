@@ -19,6 +19,12 @@ def uses_ptx(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.cuda is not None
 
 
+def launches_early(device: torch.device) -> bool:
+    """Whether a kernel on `device` may be launched with `launch_pdl`: its programs are then set up
+    while the kernel before it ends, and must not touch memory before `gdc_wait`."""
+    return uses_ptx(device) and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def dot_precision(dtype: torch.dtype) -> str:
     """Of matrix products of that dtype: fp32 keeps its 24 bits, in three tf32 products."""
     return "tf32x3" if dtype == torch.float32 else "tf32"

@@ -13,7 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from perilune.kernels.common.triton_math import launches_early
 from perilune.kernels.kda.reference import L2_EPS
 from perilune.kernels.kda_step import reference
 
@@ -51,6 +53,7 @@ def kda_step(
     if n == 0:
         return o_THV
     slots = slot_N.contiguous()
+    overlaps = launches_early(qkv_TC.device)
     _step[(n * h,)](
         *rows,
         *(x.contiguous() for x in (conv_CW, A_log_H, dt_bias_HK, norm_V)),
@@ -68,8 +71,10 @@ def kda_step(
         V=v,
         BOUNDED=lower_bound is not None,
         KEEPS_ALL=keep_N is None,
+        OVERLAPS=overlaps,
         L2_EPS=L2_EPS,
         num_warps=NUM_WARPS,
+        **({"launch_pdl": True} if overlaps else {}),
     )
     return o_THV
 
@@ -101,8 +106,12 @@ def _step(
     V: tl.constexpr,
     BOUNDED: tl.constexpr,
     KEEPS_ALL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     L2_EPS: tl.constexpr,
 ):
+    if OVERLAPS:
+        gdc_wait()
+        gdc_launch_dependents()
     n = tl.program_id(0) // H
     h = tl.program_id(0) % H
     k_ = tl.arange(0, K)
@@ -110,42 +119,52 @@ def _step(
     first = n.to(tl.int64) * L
     o_p += h * V + v_
     slot = tl.load(slot_p + n).to(tl.int64)
-    if slot < 0:
-        for t in range(L):
-            tl.store(o_p + (first + t) * H * V, tl.zeros([V], o_p.dtype.element_ty))
-        return
     C: tl.constexpr = 2 * H * K + H * V
     q_channel = h * K + k_
     k_channel = H * K + h * K + k_
     v_channel = 2 * H * K + h * V + v_
-    state_at = state_p + (slot * H + h) * K * V + k_[:, None] * V + v_[None, :]
-    window_p += slot * 3 * C
-    S_KV = tl.load(state_at).to(tl.float32)
-    q0, q1, q2 = _window(window_p + q_channel, C)
-    k0, k1, k2 = _window(window_p + k_channel, C)
-    v0, v1, v2 = _window(window_p + v_channel, C)
+    # What needs no slot is on its way while the slot is, and the windows are ahead of the state:
+    # the step's vectors are made while the state comes.
+    qw0, qw1, qw2, qw3 = _taps(conv_p + q_channel * 4)
+    kw0, kw1, kw2, kw3 = _taps(conv_p + k_channel * 4)
+    vw0, vw1, vw2, vw3 = _taps(conv_p + v_channel * 4)
     rate = tl.exp(tl.load(A_log_p + h).to(tl.float32))
     dt_bias_K = tl.load(dt_bias_p + h * K + k_).to(tl.float32)
     norm_V = tl.load(norm_p + v_).to(tl.float32)
+    qkv_p += first * qkv_stride
+    z_p += first * z_stride + h * K + k_
+    b_p += first * b_stride + h
+    gate_p += first * gate_stride + h * V + v_
+    q3 = tl.load(qkv_p + q_channel).to(tl.float32)
+    k3 = tl.load(qkv_p + k_channel).to(tl.float32)
+    v3 = tl.load(qkv_p + v_channel).to(tl.float32)
+    z_K = tl.load(z_p).to(tl.float32)
+    b = tl.load(b_p).to(tl.float32)
+    gate_V = tl.load(gate_p).to(tl.float32)
+    if slot < 0:
+        for t in range(L):
+            tl.store(o_p + (first + t) * H * V, tl.zeros([V], o_p.dtype.element_ty))
+        return
+    window_p += slot * 3 * C
+    q0, q1, q2 = _window(window_p + q_channel, C)
+    k0, k1, k2 = _window(window_p + k_channel, C)
+    v0, v1, v2 = _window(window_p + v_channel, C)
+    state_at = state_p + (slot * H + h) * K * V + k_[:, None] * V + v_[None, :]
+    S_KV = tl.load(state_at).to(tl.float32)
     keep = L if KEEPS_ALL else tl.load(keep_p + n)
     for t in range(L):
-        row = first + t
-        x_p = qkv_p + row * qkv_stride
-        q3 = tl.load(x_p + q_channel).to(tl.float32)
-        k3 = tl.load(x_p + k_channel).to(tl.float32)
-        v3 = tl.load(x_p + v_channel).to(tl.float32)
-        q_K = _convolved(conv_p + q_channel * 4, q0, q1, q2, q3)
-        k_K = _convolved(conv_p + k_channel * 4, k0, k1, k2, k3)
-        v_V = _convolved(conv_p + v_channel * 4, v0, v1, v2, v3)
+        q_K = _silu(q0 * qw0 + q1 * qw1 + q2 * qw2 + q3 * qw3)
+        k_K = _silu(k0 * kw0 + k1 * kw1 + k2 * kw2 + k3 * kw3)
+        v_V = _silu(v0 * vw0 + v1 * vw1 + v2 * vw2 + v3 * vw3)
         q_K *= (K**-0.5) / tl.sqrt(tl.sum(q_K * q_K, axis=0) + L2_EPS)
         k_K *= 1.0 / tl.sqrt(tl.sum(k_K * k_K, axis=0) + L2_EPS)
 
-        z_K = tl.load(z_p + row * z_stride + h * K + k_).to(tl.float32) + dt_bias_K
+        z_K += dt_bias_K
         if BOUNDED:
             log_decay_K = lower_bound * _sigmoid(rate * z_K)
         else:
             log_decay_K = -rate * tl.where(z_K > 20.0, z_K, tl.log(1.0 + tl.exp(z_K)))
-        beta = _sigmoid(tl.load(b_p + row * b_stride + h).to(tl.float32))
+        beta = _sigmoid(b)
 
         S_KV *= tl.exp(log_decay_K)[:, None]
         delta_V = beta * (v_V - tl.sum(k_K[:, None] * S_KV, axis=0))
@@ -153,9 +172,8 @@ def _step(
         S_KV += k_K[:, None] * delta_V[None, :]
 
         o_V *= norm_V / tl.sqrt(tl.sum(o_V * o_V, axis=0) / V + eps)
-        gate_V = tl.load(gate_p + row * gate_stride + h * V + v_).to(tl.float32)
         o_V *= _sigmoid(gate_V)
-        tl.store(o_p + row * H * V, o_V.to(o_p.dtype.element_ty))
+        tl.store(o_p + (first + t) * H * V, o_V.to(o_p.dtype.element_ty))
 
         q0, q1, q2 = q1, q2, q3
         k0, k1, k2 = k1, k2, k3
@@ -165,6 +183,17 @@ def _step(
             _keep_window(window_p + q_channel, C, q0, q1, q2)
             _keep_window(window_p + k_channel, C, k0, k1, k2)
             _keep_window(window_p + v_channel, C, v0, v1, v2)
+        if t + 1 < L:
+            qkv_p += qkv_stride
+            z_p += z_stride
+            b_p += b_stride
+            gate_p += gate_stride
+            q3 = tl.load(qkv_p + q_channel).to(tl.float32)
+            k3 = tl.load(qkv_p + k_channel).to(tl.float32)
+            v3 = tl.load(qkv_p + v_channel).to(tl.float32)
+            z_K = tl.load(z_p).to(tl.float32)
+            b = tl.load(b_p).to(tl.float32)
+            gate_V = tl.load(gate_p).to(tl.float32)
 
 
 @triton.jit
@@ -182,13 +211,18 @@ def _window(at, C: tl.constexpr):
 
 
 @triton.jit
-def _convolved(weight_at, x0, x1, x2, x3):
-    """silu of the newest output of a convolution of width 4."""
-    y = x0 * tl.load(weight_at).to(tl.float32)
-    y += x1 * tl.load(weight_at + 1).to(tl.float32)
-    y += x2 * tl.load(weight_at + 2).to(tl.float32)
-    y += x3 * tl.load(weight_at + 3).to(tl.float32)
-    return y * _sigmoid(y)
+def _taps(at):
+    """The weights of a convolution of width 4, that of the oldest input first."""
+    w0 = tl.load(at).to(tl.float32)
+    w1 = tl.load(at + 1).to(tl.float32)
+    w2 = tl.load(at + 2).to(tl.float32)
+    w3 = tl.load(at + 3).to(tl.float32)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _silu(x):
+    return x * _sigmoid(x)
 
 
 @triton.jit

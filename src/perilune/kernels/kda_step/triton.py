@@ -10,6 +10,8 @@ share one pass over the state: with S' the decayed state, o = q S' + (q . k) del
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -54,6 +56,8 @@ def kda_step(
         return o_THV
     slots = slot_N.contiguous()
     overlaps = launches_early(qkv_TC.device)
+    # Other targets than NVIDIA's refuse an option they do not have.
+    early: dict[str, Any] = {"launch_pdl": True} if overlaps else {}
     _step[(n * h,)](
         *rows,
         *(x.contiguous() for x in (conv_CW, A_log_H, dt_bias_HK, norm_V)),
@@ -74,7 +78,7 @@ def kda_step(
         OVERLAPS=overlaps,
         L2_EPS=L2_EPS,
         num_warps=NUM_WARPS,
-        **({"launch_pdl": True} if overlaps else {}),
+        **early,
     )
     return o_THV
 

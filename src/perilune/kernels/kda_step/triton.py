@@ -56,9 +56,8 @@ def kda_step(
         return o_THV
     slots = slot_N.contiguous()
     overlaps = launches_early(qkv_TC.device)
-    # Other targets than NVIDIA's refuse an option they do not have.
-    early: dict[str, Any] = {"launch_pdl": True} if overlaps else {}
-    _step[(n * h,)](
+    launch: Any = _step[(n * h,)]  # other targets refuse an option that only NVIDIA's have
+    launch(
         *rows,
         *(x.contiguous() for x in (conv_CW, A_log_H, dt_bias_HK, norm_V)),
         window_SWC,
@@ -78,7 +77,7 @@ def kda_step(
         OVERLAPS=overlaps,
         L2_EPS=L2_EPS,
         num_warps=NUM_WARPS,
-        **early,
+        **({"launch_pdl": True} if overlaps else {}),
     )
     return o_THV
 

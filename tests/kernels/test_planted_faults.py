@@ -272,9 +272,19 @@ def gate_before_norm(x_D: Tensor, gate_D: Tensor, weight_D: Tensor, eps: float) 
     return rms_norm(x_D * torch.sigmoid(gate_D), weight_D, eps)
 
 
-def mixes_normalised(sources_NTD: Tensor, query_D: Tensor, eps: float) -> Tensor:
+def mixes_normalised(partial_TD: Tensor, blocks_NTD: Tensor, query_D: Tensor, eps: float,
+                     update_TD: Tensor | None = None, **x: Any) -> Any:  # fmt: skip
+    total = partial_TD if update_TD is None else partial_TD + update_TD
     unit = torch.ones_like(query_D)
-    return reference("attn_res")(rms_norm(sources_NTD, unit, eps), query_D, eps)
+    sources = [rms_norm(v, unit, eps) for v in (total, blocks_NTD)]
+    out = reference("attn_res")(*sources, query_D, eps, **x)
+    return out._replace(partial_TD=None if update_TD is None else total)
+
+
+def reads_the_sum_before(update_TD: Tensor | None = None, **x: Any) -> Any:
+    """The update is in the new sum, and not yet in the mixture."""
+    out = reference("attn_res")(**x)
+    return out if update_TD is None else out._replace(partial_TD=x["partial_TD"] + update_TD)
 
 
 def raw_softmax(x: Tensor, dim: int) -> Tensor:
@@ -282,18 +292,23 @@ def raw_softmax(x: Tensor, dim: int) -> Tensor:
 
 
 def attn_res_faults() -> list[Fault]:
-    op, query = "attn_res", "query_D"
+    op, query, partial, blocks = "attn_res", "query_D", "partial_TD", "blocks_NTD"
     return [
         fed(op, "eps_dropped", eps=constant(0.0)),
         fed(op, "eps_of_the_latent_norms", eps=constant(1e-6)),
         fed(op, "eps_on_the_sum", eps=lambda x: x["eps"] / x[query].shape[0]),
+        fed(op, "eps_of_the_sources_after", norm_eps=lambda x: x["eps"]),
         fed(op, "scaled_scores", query_D=lambda x: x[query] * x[query].shape[0] ** -0.5),
         fed(op, "uniform_mix", query_D=lambda x: 0 * x[query]),
-        fed(op, "newest_source_left_out", sources_NTD=lambda x: torch.cat(
-            [x["sources_NTD"][:-1], x["sources_NTD"][:1]])),
-        fed(op, "zero_source_added", sources_NTD=lambda x: torch.cat(
-            [x["sources_NTD"], 0 * x["sources_NTD"][:1]])),
-        returned(op, "identity_stream_added", lambda out, sources_NTD, **_: out + sources_NTD[-1]),
+        fed(op, "newest_block_left_out", blocks_NTD=lambda x: x[blocks][:-1]),
+        fed(op, "zero_source_added", blocks_NTD=lambda x: torch.cat(
+            [x[blocks], 0 * x[partial][None]])),
+        fed(op, "update_forgotten", update_TD=lambda x: (
+            0 * x["update_TD"] if "update_TD" in x else None)),
+        fed(op, "norm_forgotten", weight_D=constant(None)),
+        returned(op, "identity_stream_added", lambda out, partial_TD, **_: out._replace(
+            h_TD=out.h_TD + partial_TD)),
+        Fault(op, "reads_the_sum_before", reads_the_sum_before),
         Fault(op, "mixes_normalised", mixes_normalised),
         inside(op, "softmax_without_maximum", torch, "softmax", raw_softmax),
     ]  # fmt: skip
@@ -384,7 +399,21 @@ def expert_faults() -> list[Fault]:
 
 def sees_the_future(*, packing: Packing, **x: Any) -> Tensor:
     """The second token of a sequence stands where the first one should."""
-    return mla_prefill(packing=packing, **x | {"k_THK": x["k_THK"].roll(-1, 0)})
+    return mla_prefill(packing=packing, **x | {"k_SHN": x["k_SHN"].roll(-1, 0)})
+
+
+def front_lost(*, packing: Packing, keys: Packing | None = None, **x: Any) -> Tensor:
+    """Queries are taken for the first tokens of their sequence."""
+    if keys is None:
+        return mla_prefill(packing=packing, **x)
+    kept = [
+        at
+        for end, length in zip(keys.cu_seqlens[1:], packing.lengths, strict=True)
+        for at in range(end - length, end)
+    ]
+    return mla_prefill(
+        packing=packing, **x | {name: x[name][kept] for name in ("k_SHN", "shared_SR", "v_SHV")}
+    )
 
 
 def mla_decoded(name: str, scores: Callable[..., Tensor], values: Callable[..., Tensor]) -> Fault:
@@ -400,10 +429,12 @@ def mla_faults() -> list[Fault]:
     return [
         fed(prefill, "leaks_documents", packing=one_document_a_row),
         fed(prefill, "unscaled", scale=constant(1.0)),
-        fed(prefill, "scaled_by_value_width", scale=lambda x: x["v_THV"].shape[-1] ** -0.5),
+        fed(prefill, "scaled_by_value_width", scale=lambda x: x["v_SHV"].shape[-1] ** -0.5),
         fed(prefill, "sequences_joined", packing=lambda x: Packing.of([x["packing"].num_tokens])),
         Fault(prefill, "sees_the_future", sees_the_future),
-        fed(prefill, "one_key_for_all_heads", k_THK=lambda x: x["k_THK"][:, :1].expand(-1, 3, -1)),
+        fed(prefill, "one_key_for_all_heads", k_SHN=lambda x: x["k_SHN"][:, :1].expand(-1, 3, -1)),
+        fed(prefill, "no_shared_channels", shared_SR=lambda x: 0 * x["shared_SR"]),
+        Fault(prefill, "keys_in_front_lost", front_lost),
         mla_decoded("mixes_last_channels", lambda q, c, r: q @ c.t(), lambda c, r: c[:, -r:]),
         mla_decoded("latent_scores_only", lambda q, c, r: q[:, :r] @ c[:, :r].t(), lambda c, r: (
             c[:, :r])),

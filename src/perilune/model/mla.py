@@ -1,7 +1,7 @@
 """Gated multi-head latent attention without positions.
 
-Legend: T packed tokens, S cached tokens, D model width, H heads, K query width (nope + shared),
-V value width, C latent width, R shared key channels.
+Legend: T packed tokens, S cached tokens, D model width, H heads, K query width = N a head's own
+(nope) + R shared key channels, V value width, C latent width.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from perilune.kernels.common.packing import Packing
-from perilune.kernels.mla.reference import mla_extend
 from perilune.kernels.registry import resolve
 from perilune.model.cache import MLACache
 from perilune.model.config import ModelConfig
@@ -59,8 +58,7 @@ class MLA(nn.Module):
         c_TC, shared_TR = kv_TC.split([self.mla.kv_lora_rank, self.mla.qk_rope_head_dim], dim=-1)
         latent_TC = torch.cat([self.kv_a_layernorm(c_TC), shared_TR], dim=-1)
         if caches is None:
-            k_THK, v_THV = self._expand(latent_TC)
-            o_THV = mla_prefill(q_THK, k_THK, v_THV, packing, self.scale)
+            o_THV = mla_prefill(q_THK, *self._expand(latent_TC), packing, self.scale)
         else:
             o_THV = self._cached(q_THK, latent_TC, packing, caches)
         o_TC = o_THV.reshape(o_THV.shape[0], -1)
@@ -68,14 +66,13 @@ class MLA(nn.Module):
             o_TC = (o_TC * torch.sigmoid(gate[0].float())).to(x_TD.dtype)
         return self.o_proj(o_TC)
 
-    def _expand(self, latent_SC: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [S, H, K] and values [S, H, V] of cached rows."""
+    def _expand(self, latent_SC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of cached rows: keys [S, H, N] of heads, keys [S, R] of all heads, values [S, H, V]."""
         mla = self.mla
         c_SC, shared_SR = latent_SC.split([mla.kv_lora_rank, mla.qk_rope_head_dim], dim=-1)
         kv = self.kv_b_proj(c_SC).view(-1, mla.num_heads, mla.qk_nope_head_dim + mla.v_head_dim)
-        nope, v_SHV = kv.split([mla.qk_nope_head_dim, mla.v_head_dim], dim=-1)
-        shared = shared_SR[:, None].expand(-1, mla.num_heads, -1)
-        return torch.cat([nope, shared], dim=-1), v_SHV
+        k_SHN, v_SHV = kv.split([mla.qk_nope_head_dim, mla.v_head_dim], dim=-1)
+        return k_SHN, shared_SR, v_SHV
 
     def _cached(
         self, q_THK: Tensor, latent_TC: Tensor, packing: Packing, caches: Sequence[MLACache]
@@ -88,7 +85,8 @@ class MLA(nn.Module):
             if q.shape[0] == 1:
                 outputs.append(self._absorbed(q[0], latent_SC)[None])
             else:
-                outputs.append(mla_extend(q, *self._expand(latent_SC), self.scale))
+                sizes = Packing.of([len(q)]), self.scale, Packing.of([len(latent_SC)])
+                outputs.append(mla_prefill(q, *self._expand(latent_SC), *sizes))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _absorbed(self, q_HK: Tensor, latent_SC: Tensor) -> Tensor:

@@ -9,21 +9,34 @@ from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import Inputs, OpSpec
 
 
-def _inputs(generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...]) -> Inputs:
-    t, heads, k, v = sum(lengths), 3, 10, 6
-    return {
-        "q_THK": normal(generator, dtype, t, heads, k),
-        "k_THK": normal(generator, dtype, t, heads, k),
-        "v_THV": normal(generator, dtype, t, heads, v),
+def _inputs(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    lengths: tuple[int, ...],
+    *,
+    keys: tuple[int, ...] | None = None,
+    own: int = 7,
+) -> Inputs:
+    heads, shared, v = 3, 3, 6
+    t, s = sum(lengths), sum(lengths if keys is None else keys)
+    inputs = {
+        "q_THK": normal(generator, dtype, t, heads, own + shared),
+        "k_SHN": normal(generator, dtype, s, heads, own),
+        "shared_SR": normal(generator, dtype, s, shared),
+        "v_SHV": normal(generator, dtype, s, heads, v),
         "packing": Packing.of(lengths),
-        "scale": k**-0.5,
+        "scale": (own + shared) ** -0.5,
     }
+    return inputs if keys is None else inputs | {"keys": Packing.of(keys)}
 
 
-def _segmented(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    inputs = _inputs(generator, dtype, (6, 6))
-    inputs["packing"] = Packing.rows(torch.tensor([[0, 0, 0, 1, 1, 2], [4, 4, 4, 4, 4, 4]]))
-    return inputs
+def _segmented(
+    generator: torch.Generator, dtype: torch.dtype, documents: tuple[tuple[int, ...], ...]
+) -> Inputs:
+    """Rows of documents of these lengths."""
+    rows = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in documents]
+    packing = Packing.rows(torch.stack(rows))
+    return _inputs(generator, dtype, packing.lengths) | {"packing": packing}
 
 
 def _decode_inputs(
@@ -65,16 +78,22 @@ def _rising(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
 
 PREFILL = OpSpec(
     name="mla_prefill",
-    signature="(q_THK, k_THK, v_THV, packing, scale) -> o_THV",
+    signature="(q_THK, k_SHN, shared_SR, v_SHV, packing, scale, keys) -> o_THV",
     reference="perilune.kernels.mla.reference:mla_prefill",
     oracle="perilune.kernels.mla.oracle:mla_prefill",
+    backends={"cuda": "perilune.kernels.mla.triton_prefill:mla_prefill"},
     cases={
         "one_token": lambda g, d: _inputs(g, d, (1,)),
         "empty_sequence": lambda g, d: _inputs(g, d, (0, 5, 0, 9, 0)),
         "odd_lengths": lambda g, d: _inputs(g, d, (5, 1, 9)),
-        "segmented_rows": _segmented,
+        "segmented_rows": lambda g, d: _segmented(g, d, ((3, 2, 1), (6,))),
+        "beyond_a_tile": lambda g, d: _inputs(g, d, (70, 33)),
+        "cached_in_front": lambda g, d: _inputs(g, d, (3, 40, 0, 1), keys=(3, 75, 5, 34)),
+        "long_documents": lambda g, d: _segmented(g, d, ((5, 40, 1, 24), (70,))),
+        "scores_beyond_exp": lambda g, d: _inputs(g, d, (40,)) | {"scale": 30.0},
     },
     tolerance=FP32,
+    backend_tolerance={"cuda": FP32 | BF16},
     traits="perilune.kernels.mla.traits:PREFILL",
 )
 DECODE = OpSpec(

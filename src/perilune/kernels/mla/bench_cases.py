@@ -1,6 +1,7 @@
 """Sizes and least work of latent attention.
 
-Prefill, causal: 2 H (L^2 / 2) (K + V) flops a sequence. Decode: the latents once, 2 H L (C + R)
+Prefill, causal: 2 H (L^2 / 2) (K + V) flops a sequence; backward has the scores again, and four
+products more, 2 H (L^2 / 2) (3 K + 2 V). Decode: the latents once, 2 H L (C + R)
 flops for queries of C and values of R channels.
 """
 
@@ -11,18 +12,33 @@ import torch
 from perilune.kernels.bench.cases import Bench, Case, Make, Work, drawn, num_bytes
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.mla.bench_peers import FLASH_MLA
+from perilune.kernels.mla.prefill_peers import CUDNN, FLASH, FLASH_3
 from perilune.kernels.registry import Inputs
 
 
-def prefill(lengths: tuple[int, ...], heads: int, width: int, v_width: int) -> Make:
+def prefill(
+    lengths: tuple[int, ...],
+    heads: int,
+    own: int,
+    shared: int,
+    v_width: int,
+    *,
+    in_front: int = 0,
+) -> Make:
+    """`in_front`: rows of keys and values before each sequence's own."""
+    seen = tuple(length + in_front for length in lengths)
+
     def make(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-        t = sum(lengths)
+        t, s = sum(lengths), sum(seen)
+        kv_SHX = drawn(generator, dtype, s, heads, own + v_width)
         return {
-            "q_THK": drawn(generator, dtype, t, heads, width),
-            "k_THK": drawn(generator, dtype, t, heads, width),
-            "v_THV": drawn(generator, dtype, t, heads, v_width),
+            "q_THK": drawn(generator, dtype, t, heads, own + shared),
+            "k_SHN": kv_SHX[..., :own],
+            "shared_SR": drawn(generator, dtype, s, shared),
+            "v_SHV": kv_SHX[..., own:],
             "packing": Packing.of(lengths),
-            "scale": width**-0.5,
+            "scale": (own + shared) ** -0.5,
+            "keys": Packing.of(seen) if in_front else None,
         }
 
     return make
@@ -41,10 +57,19 @@ def decode(context: int, heads: int, width: int, rank: int) -> Make:
 
 
 def prefill_work(inputs: Inputs, backward: bool) -> Work:
-    q_THK, k_THK, v_THV = inputs["q_THK"], inputs["k_THK"], inputs["v_THV"]
-    h, widths = q_THK.shape[1], q_THK.shape[2] + v_THV.shape[2]
-    pairs = sum(length * length // 2 for length in inputs["packing"].lengths)
-    return Work(num_bytes(q_THK, k_THK, v_THV, v_THV), 2 * h * pairs * widths)
+    q_THK, v_SHV, packing = inputs["q_THK"], inputs["v_SHV"], inputs["packing"]
+    keys = packing if inputs["keys"] is None else inputs["keys"]
+    lengths = zip(packing.lengths, keys.lengths, strict=True)
+    pairs = sum(t * (s - t) + t * t // 2 for t, s in lengths)
+    operands = num_bytes(q_THK, inputs["k_SHN"], inputs["shared_SR"], v_SHV)
+    h, k, v = q_THK.shape[1], q_THK.shape[2], v_SHV.shape[2]
+    o_bytes = q_THK.shape[0] * h * v * q_THK.element_size()
+    forward = Work(operands + o_bytes, 2 * h * pairs * (k + v))
+    if not backward:
+        return forward
+    return Work(
+        forward.bytes + 2 * operands + 2 * o_bytes, forward.flops + 2 * h * pairs * (3 * k + 2 * v)
+    )
 
 
 def decode_work(inputs: Inputs, backward: bool) -> Work:
@@ -53,16 +78,27 @@ def decode_work(inputs: Inputs, backward: bool) -> Work:
     return Work(num_bytes(q_HC, latent_SC), 2 * q_HC.shape[0] * latent_SC.shape[0] * channels)
 
 
+K3 = (96, 128, 64, 128)
+"""Heads, own and shared key channels, value width."""
+MIXED = (1300, 547, 2048, 963, 271, 3063)
+
 _GPU = {"device": "cuda", "dtype": torch.bfloat16}
+_PREFILL = {"device": "cuda", "dtype": torch.bfloat16, "peers": (CUDNN, FLASH, FLASH_3)}
 _DECODE = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLASH_MLA,)}
 
 BENCHES = {
     "mla_prefill": Bench(
-        inside="causal attention, expanded heads",
+        inside="causal attention; shared key channels brought to the heads",
         work=prefill_work,
         cases={
-            "L128_H4": Case(make=prefill((128,), 4, 64, 32)),
-            "L8192_H96": Case(make=prefill((8192,), 96, 192, 128), **_GPU),
+            "L128_H4": Case(make=prefill((128,), 4, 48, 16, 32)),
+            "L8192_H96": Case(make=prefill((8192,), *K3), **_PREFILL),
+            "8x1024_H96": Case(make=prefill((1024,) * 8, *K3), **_PREFILL),
+            "mixed_H96": Case(make=prefill(MIXED, *K3), **_PREFILL),
+            "L8192_in_front_57344_H96": Case(make=prefill((8192,), *K3, in_front=57344), **_GPU),
+            "L65536_H96": Case(make=prefill((65536,), *K3), **_PREFILL),
+            "L8192_H96_backward": Case(make=prefill((8192,), *K3), backward=True, **_PREFILL),
+            "mixed_H96_backward": Case(make=prefill(MIXED, *K3), backward=True, **_PREFILL),
         },
     ),
     "mla_decode": Bench(

@@ -9,19 +9,28 @@ from perilune.kernels.common.packing import Packing
 
 
 def mla_prefill(
-    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, packing: Packing, scale: float
+    q_THK: Tensor,
+    k_SHN: Tensor,
+    shared_SR: Tensor,
+    v_SHV: Tensor,
+    packing: Packing,
+    scale: float,
+    keys: Packing | None = None,
 ) -> Tensor:
-    outputs = []
+    outputs, own = [], k_SHN.shape[2]
+    ends = (packing if keys is None else keys).cu_seqlens
     for n, start in enumerate(packing.cu_seqlens[:-1]):
         for t in range(start, packing.cu_seqlens[n + 1]):
-            seen = list(range(start, t + 1))
+            in_front = ends[n + 1] - packing.cu_seqlens[n + 1]
+            seen = list(range(ends[n], t + in_front + 1))
             if packing.segment_BL is not None:
                 row = packing.segment_BL[n]
                 seen = [s for s in seen if row[s - start] == row[t - start]]
-            scores_SH = torch.einsum("shk,hk->sh", k_THK[seen], q_THK[t]) * scale
-            p_SH = torch.softmax(scores_SH, dim=0)
-            outputs.append(torch.einsum("sh,shv->hv", p_SH, v_THV[seen]))
-    return torch.stack(outputs) if outputs else v_THV[:0]
+            scores_SH = torch.einsum("shk,hk->sh", k_SHN[seen], q_THK[t, :, :own])
+            scores_SH = scores_SH + torch.einsum("sk,hk->sh", shared_SR[seen], q_THK[t, :, own:])
+            p_SH = torch.softmax(scores_SH * scale, dim=0)
+            outputs.append(torch.einsum("sh,shv->hv", p_SH, v_SHV[seen]))
+    return torch.stack(outputs) if outputs else q_THK.new_empty(0, *v_SHV.shape[1:])
 
 
 def mla_decode(q_HC: Tensor, latent_SC: Tensor, kv_lora_rank: int, scale: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Multi-head latent attention without positions: expanded for prefill, absorbed for decode.
 
-Legend: T packed tokens, B rows, L tokens of a row, S cached tokens, H heads, K query width
-(nope + shared), V value width, C latent width, R shared key channels.
+Legend: T packed tokens, B rows, L tokens of a row, S cached tokens, H heads, K query width = N a
+head's own + R shared key channels, V value width, C latent width.
 Source: Kimi K3 report Eq. 7; absorbed form: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
 """
 
@@ -15,22 +15,58 @@ from perilune.kernels.common.packing import Packing
 
 
 def mla_prefill(
-    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, packing: Packing, scale: float
+    q_THK: Tensor,
+    k_SHN: Tensor,
+    shared_SR: Tensor,
+    v_SHV: Tensor,
+    packing: Packing,
+    scale: float,
+    keys: Packing | None = None,
 ) -> Tensor:
-    """Causal attention of each sequence (each document, in segmented rows) with itself."""
+    """Causal attention of each sequence (each document, in segmented rows) with itself.
+
+    A key is a head's own N channels and then the R that all heads share, K = N + R. `keys` says
+    how many rows of keys and values each sequence has; None: as many as queries. Its queries are
+    the last tokens of these, and see everything up to themselves (prefill in chunks).
+
+    Raises:
+        ValueError: `keys` are of segmented rows, of other sequences, or fewer than queries.
+    """
+    check_keys(packing, keys)
+    k_SHK = with_shared(k_SHN, shared_SR)
     if packing.segment_BL is not None:
         mask = _document_mask(packing.segment_BL)
-        q, k, v = (packing.to_rows(x).transpose(1, 2) for x in (q_THK, k_THK, v_THV))
+        q, k, v = (packing.to_rows(x).transpose(1, 2) for x in (q_THK, k_SHK, v_SHV))
         o = sdpa(q, k, v, attn_mask=mask, scale=scale)
         return packing.from_rows(o.transpose(1, 2))
-    outputs = []
-    for q, k, v in zip(*(x.split(packing.lengths) for x in (q_THK, k_THK, v_THV)), strict=True):
-        outputs.append(mla_extend(q, k, v, scale))
+    of_keys = (packing if keys is None else keys).lengths
+    parts = q_THK.split(packing.lengths), k_SHK.split(of_keys), v_SHV.split(of_keys)
+    outputs = [_extend(q, k, v, scale) for q, k, v in zip(*parts, strict=True)]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def mla_extend(q_THK: Tensor, k_SHK: Tensor, v_SHV: Tensor, scale: float) -> Tensor:
-    """The last T of S tokens attend to everything up to themselves (chunked prefill)."""
+def check_keys(packing: Packing, keys: Packing | None) -> None:
+    """Raises:
+    ValueError: `keys` cannot be those of `packing`.
+    """
+    if keys is None:
+        return
+    if packing.segment_BL is not None or keys.segment_BL is not None:
+        raise ValueError("rows of several documents have no keys in front")
+    if packing.num_sequences != keys.num_sequences:
+        raise ValueError(f"keys of {keys.num_sequences} sequences for {packing.num_sequences}")
+    for t, s in zip(packing.lengths, keys.lengths, strict=True):
+        if t > s:
+            raise ValueError(f"{t} queries are the last of {s} tokens only where there are as many")
+
+
+def with_shared(k_SHN: Tensor, shared_SR: Tensor) -> Tensor:
+    """Whole keys [S, H, N + R]: the shared channels are copied out to every head."""
+    return torch.cat([k_SHN, shared_SR[:, None].expand(-1, k_SHN.shape[1], -1)], dim=-1)
+
+
+def _extend(q_THK: Tensor, k_SHK: Tensor, v_SHV: Tensor, scale: float) -> Tensor:
+    """The last T of S tokens."""
     t, s = q_THK.shape[0], k_SHK.shape[0]
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_SHK, v_SHV))
     if t == s:

@@ -16,11 +16,13 @@ HEADS = 3
 def _make(
     generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...], width: int
 ) -> Inputs:
-    t = sum(lengths)
+    t, shared = sum(lengths), width // 3
+    own = width - shared
     return {
         "q_THK": normal(generator, dtype, t, HEADS, width),
-        "k_THK": normal(generator, dtype, t, HEADS, width),
-        "v_THV": normal(generator, dtype, t, HEADS, width // 2),
+        "k_SHN": normal(generator, dtype, t, HEADS, own),
+        "shared_SR": normal(generator, dtype, t, shared),
+        "v_SHV": normal(generator, dtype, t, HEADS, own),
         "packing": Packing.of(lengths),
         "scale": width**-0.5,
     }
@@ -47,11 +49,11 @@ def _cuda_serves(inputs: Inputs) -> bool:
 
 PREFILL = Traits(
     make=_make,
-    tokens={"q_THK": 0, "k_THK": 0, "v_THV": 0},
+    tokens={"q_THK": 0, "k_SHN": 0, "shared_SR": 0, "v_SHV": 0},
     packing="packing",
     widths=(10,),
     full_widths=(192,),
-    scaled=("q_THK", "v_THV"),
+    scaled=("q_THK", "v_SHV"),
 )
 DECODE = Traits(
     make=_make_cache,

@@ -397,6 +397,23 @@ def expert_faults() -> list[Fault]:
     ]  # fmt: skip
 
 
+def rolled_words(tiles: Tensor) -> Tensor:
+    """Codes one word further, beside scales that stay."""
+    words, scales = tiles[..., :1024], tiles[..., 1024:]
+    return torch.cat([words.roll(1, -1), scales], -1)
+
+
+def packed_expert_faults() -> list[Fault]:
+    op = "experts_mxfp4"
+    return [
+        fed(op, "codes_in_other_columns", w13_EMKW=lambda x: rolled_words(x["w13_EMKW"])),
+        fed(op, "scale_off_by_one", w2_EMKW=lambda x: torch.cat([
+            x["w2_EMKW"][..., :1024], x["w2_EMKW"][..., 1024:] + 0x01010101], -1)),
+        fed(op, "unweighted", weight_TR=lambda x: torch.ones_like(x["weight_TR"])),
+        fed(op, "gate_uncapped", beta=constant(None)),
+    ]  # fmt: skip
+
+
 def sees_the_future(*, packing: Packing, **x: Any) -> Tensor:
     """The second token of a sequence stands where the first one should."""
     return mla_prefill(packing=packing, **x | {"k_SHN": x["k_SHN"].roll(-1, 0)})
@@ -487,6 +504,7 @@ FAULTS = [
     *attn_res_faults(),
     *router_faults(),
     *expert_faults(),
+    *packed_expert_faults(),
     *mla_faults(),
     *situ_faults(),
 ]

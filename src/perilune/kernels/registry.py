@@ -36,6 +36,7 @@ OPS: dict[str, str] = {
     "attn_res": "perilune.kernels.attn_res:SPEC",
     "router": "perilune.kernels.router:SPEC",
     "experts": "perilune.kernels.experts:SPEC",
+    "experts_mxfp4": "perilune.kernels.experts:MXFP4",
     "mla_prefill": "perilune.kernels.mla:PREFILL",
     "mla_decode": "perilune.kernels.mla:DECODE",
     "situ": "perilune.kernels.situ:SPEC",

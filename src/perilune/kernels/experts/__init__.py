@@ -1,10 +1,11 @@
-"""Routed expert MLPs."""
+"""Routed expert MLPs, of weights in any float dtype and of packed MXFP4."""
 
 from __future__ import annotations
 
 import torch
 
 from perilune.kernels.common.cases import BF16, FP32, normal
+from perilune.kernels.experts.tiles import GROUP, Packed, tiled
 from perilune.kernels.registry import Inputs, OpSpec
 
 
@@ -61,5 +62,62 @@ SPEC = OpSpec(
     },
     tolerance=FP32,
     traits="perilune.kernels.experts.traits:SPEC",
+    backend_tolerance={"cuda": FP32 | BF16},
+)
+
+
+def packed(
+    generator: torch.Generator, experts: int, rows: int, columns: int, scales: tuple[int, int]
+) -> Packed:
+    """Any codes, and scale bytes from the first up to the last of `scales`."""
+    low, high = scales
+    codes = torch.randint(0, 256, (experts, rows, columns // 2), generator=generator)
+    groups = torch.randint(low, high + 1, (experts, rows, columns // GROUP), generator=generator)
+    return Packed(codes.to(torch.uint8), groups.to(torch.uint8))
+
+
+def _from_mxfp4(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    tokens: int,
+    experts: int,
+    *,
+    width: int = 32,
+    inner: int = 64,
+    only: int = 0,
+    scales: tuple[int, int] = (122, 125),
+) -> Inputs:
+    pool = only or experts
+    order = torch.rand(tokens, pool, generator=generator).argsort(1)[:, : min(2, pool)]
+    return {
+        "x_TL": normal(generator, dtype, tokens, width),
+        "expert_TR": order,
+        "weight_TR": normal(generator, dtype, *order.shape),
+        "w13_EMKW": tiled(packed(generator, experts, 2 * inner, width, scales), gated=True),
+        "w2_EMKW": tiled(packed(generator, experts, width, inner, scales), gated=False),
+        "wide": scales[1] > 128,
+        "beta": 4.0,
+        "linear_beta": 25.0,
+    }
+
+
+MXFP4 = OpSpec(
+    name="experts_mxfp4",
+    signature="(x_TL, expert_TR, weight_TR, w13_EMKW, w2_EMKW, wide, beta, linear_beta) -> y_TL",
+    reference="perilune.kernels.experts.mxfp4_reference:experts_mxfp4",
+    oracle="perilune.kernels.experts.mxfp4_oracle:experts_mxfp4",
+    backends={"cuda": "perilune.kernels.experts.triton_mxfp4:experts_mxfp4"},
+    cases={
+        "spread": lambda g, d: _from_mxfp4(g, d, 11, 5),
+        "one_token": lambda g, d: _from_mxfp4(g, d, 1, 5),
+        "one_overloaded": lambda g, d: _from_mxfp4(g, d, 35, 5, only=1),
+        "single_expert": lambda g, d: _from_mxfp4(g, d, 4, 1),
+        "odd_tails": lambda g, d: _from_mxfp4(g, d, 6, 3, width=160, inner=96),
+        "swi_glu": lambda g, d: _from_mxfp4(g, d, 3, 5) | {"beta": None, "linear_beta": None},
+        "wide_scales": lambda g, d: _from_mxfp4(g, d, 5, 3, scales=(118, 131)),
+        "other_caps": lambda g, d: _from_mxfp4(g, d, 3, 4) | {"beta": 1.5, "linear_beta": 2.5},
+    },
+    tolerance=FP32,
+    traits="perilune.kernels.experts.mxfp4_traits:SPEC",
     backend_tolerance={"cuda": FP32 | BF16},
 )

@@ -1,0 +1,139 @@
+"""MXFP4 matrices in the order in which a product's registers want them.
+
+A tile has 64 rows of 128 columns. Its 1024 words of 32 bits hold eight codes each: rows g and g + 8
+of a slab of 16, columns 2q, 2q + 1, 2q + 8 and 2q + 9 of a run of 16. That is what one thread holds
+of the left operand of a product on NVIDIA's tensor cores, so that a word never changes threads. A
+code's bits lie where a shift and a mask make a bf16 of them. 64 words of scales follow, four of
+them each: of rows g and g + 8, in two groups of 32 columns.
+
+Rows and columns are padded with zeros. For a gated product the gate's and the up's rows alternate
+in runs of 8, so that a thread holds both of a channel.
+
+Legend: E stacked matrices, O output rows, I input columns, G = I/32 groups, M row tiles, K column
+tiles. Of a tile: w slab of 16 rows, p half of a slab, g row of 8, h half of the columns, j run of
+16 columns of a half, c half of a run, q pair of a half, e column of a pair.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ROWS, COLUMNS, GROUP = 64, 128, 32
+WORDS = ROWS * COLUMNS // 8
+SCALE_WORDS = ROWS * COLUMNS // GROUP // 4
+PAD_ROWS = 2 * ROWS
+"""Row tiles come in pairs."""
+ALTERNATE = 8
+"""Rows of the gate, then as many of the up."""
+TOP_SCALE = 128
+"""Up to this byte, a scale of 2, one product makes a value; see `triton_decode`."""
+_OF_A_WORD = [(c, p, e) for c in (0, 1) for p in (0, 1) for e in (0, 1)]
+_CODE_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+class Packed(NamedTuple):
+    codes_EOI: Tensor
+    """uint8 [E, O, I/2]: two E2M1 codes a byte, the even column in the low nibble."""
+    scale_EOG: Tensor
+    """uint8 [E, O, I/32]: s means 2^(s - 127), and 255 NaN."""
+
+
+def tiled(packed: Packed, *, gated: bool) -> Tensor:
+    """int32 [E, M, K, 1088]: the codes' and the scales' words of each tile."""
+    codes_EOI = torch.stack([packed.codes_EOI & 15, packed.codes_EOI >> 4], -1).flatten(-2)
+    codes_EOI = _padded(_alternate(codes_EOI) if gated else codes_EOI, COLUMNS)
+    scale_EOG = packed.scale_EOG
+    scale_EOG = _padded(_alternate(scale_EOG) if gated else scale_EOG, COLUMNS // GROUP)
+    by_word = _by_word(codes_EOI).int()
+    words = torch.zeros_like(by_word[..., 0, 0, 0])
+    for c, p, e in _OF_A_WORD:
+        words |= _place(by_word[..., c, p, e], c, p) << (16 * e)
+    scales = _by_scale_word(scale_EOG).int()
+    scale_words = scales[..., 0] | scales[..., 1] << 8 | scales[..., 2] << 16 | scales[..., 3] << 24
+    return torch.cat([words.flatten(3), scale_words.flatten(3)], -1)
+
+
+def untiled(tiles_EMKW: Tensor, rows: int, columns: int, *, gated: bool) -> Packed:
+    """The inverse of `tiled`, for matrices of that size."""
+    e, m, k, _ = tiles_EMKW.shape
+    words = tiles_EMKW[..., :WORDS].reshape(e, m, k, 2, 4, 8, 4, 4)
+    parts = [_code(words >> (16 * e), c, p) for c, p, e in _OF_A_WORD]
+    by_word = torch.stack(parts, -1).unflatten(-1, (2, 2, 2))
+    codes = by_word.permute(0, 1, 4, 9, 5, 2, 3, 7, 8, 6, 10)
+    codes_EOI = codes.reshape(e, m * ROWS, k * COLUMNS)
+    scale_words = tiles_EMKW[..., WORDS:].reshape(e, m, k, 4, 8, 2)
+    scales = torch.stack([(scale_words >> (8 * i)) & 255 for i in range(4)], -1)
+    scales = scales.unflatten(-1, (2, 2)).permute(0, 1, 3, 7, 4, 2, 5, 6)
+    scale_EOG = scales.reshape(e, m * ROWS, k * COLUMNS // GROUP)
+    if gated:
+        codes_EOI, scale_EOG = (_apart(x, rows // 2) for x in (codes_EOI, scale_EOG))
+    codes_EOI = codes_EOI[:, :rows, :columns].to(torch.uint8)
+    scale_EOG = scale_EOG[:, :rows, : columns // GROUP].to(torch.uint8)
+    return Packed(codes_EOI[..., ::2] | (codes_EOI[..., 1::2] << 4), scale_EOG)
+
+
+def is_wide(packed: Packed) -> bool:
+    """Whether a scale is beyond what one product serves. Asks the device: for load time."""
+    return bool((packed.scale_EOG > TOP_SCALE).any())
+
+
+def values(packed: Packed, dtype: torch.dtype) -> Tensor:
+    """The matrices [E, O, I]; a scale of 255 makes NaN."""
+    codes_EOI, scale_EOG = packed
+    magnitudes = torch.tensor(_CODE_VALUES, dtype=dtype, device=codes_EOI.device)
+    nibbles = torch.stack([codes_EOI & 15, codes_EOI >> 4], -1).flatten(-2).int()
+    table = torch.cat([magnitudes, -magnitudes])
+    scales = torch.exp2(scale_EOG.double() - 127).where(scale_EOG != 255, torch.nan).to(dtype)
+    return table[nibbles] * scales.repeat_interleave(GROUP, -1)
+
+
+def _padded(x_EOI: Tensor, columns: int) -> Tensor:
+    rows, width = x_EOI.shape[1:]
+    return torch.nn.functional.pad(x_EOI, (0, -width % columns, 0, -rows % PAD_ROWS))
+
+
+def _alternate(x_EOI: Tensor) -> Tensor:
+    """Runs of gate rows and of up rows in turn, each half padded to whole runs."""
+    e, rows, width = x_EOI.shape
+    halves = x_EOI.view(e, 2, rows // 2, width)
+    halves = torch.nn.functional.pad(halves, (0, 0, 0, -(rows // 2) % ALTERNATE))
+    return halves.unflatten(2, (-1, ALTERNATE)).transpose(1, 2).reshape(e, -1, width)
+
+
+def _apart(x_EOI: Tensor, inner: int) -> Tensor:
+    """The inverse of `_alternate`."""
+    e, _, width = x_EOI.shape
+    halves = x_EOI.view(e, -1, 2, ALTERNATE, width).transpose(1, 2).reshape(e, 2, -1, width)
+    return halves[:, :, :inner].reshape(e, 2 * inner, width)
+
+
+def _by_word(codes_EOI: Tensor) -> Tensor:
+    """[E, M, K, h, w, g, q, j, c, p, e]."""
+    e, rows, columns = codes_EOI.shape
+    tiles = codes_EOI.view(e, rows // ROWS, 4, 2, 8, columns // COLUMNS, 2, 4, 2, 4, 2)
+    return tiles.permute(0, 1, 5, 6, 2, 4, 9, 7, 8, 3, 10)
+
+
+def _by_scale_word(scale_EOG: Tensor) -> Tensor:
+    """[E, M, K, w, g, h, 4]: rows g and g + 8 of a group, then of the next one."""
+    e, rows, groups = scale_EOG.shape
+    tiles = scale_EOG.view(e, rows // ROWS, 4, 2, 8, groups // 4, 2, 2)
+    return tiles.permute(0, 1, 5, 2, 4, 6, 7, 3).flatten(-2)
+
+
+def _place(code: Tensor, c: int, p: int) -> Tensor:
+    """A code's four bits where `_code` finds them in its half of the word."""
+    sign, exponent, low = code >> 3, (code >> 2) & 1, code & 3
+    if c and p:
+        return (sign << 14) | (exponent << 13) | (low << 10)
+    return ((sign << 15) | ((code & 7) << 6)) >> (3 * p + 6 * c)
+
+
+def _code(half: Tensor, c: int, p: int) -> Tensor:
+    if c and p:
+        return ((half >> 11) & 8) | ((half >> 11) & 4) | ((half >> 10) & 3)
+    shift = 3 * p + 6 * c
+    return ((half >> (12 - shift)) & 8) | ((half >> (6 - shift)) & 7)

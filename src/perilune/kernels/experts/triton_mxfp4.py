@@ -1,0 +1,51 @@
+"""Routed experts from packed MXFP4 on a GPU, forward.
+
+Legend: T tokens, R experts a token, E experts, L expert input width; MKW tiles as in `tiles`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from perilune.kernels.experts import mxfp4_reference as reference
+from perilune.kernels.experts.triton_products import combine, down, gate_up, tile_for
+from perilune.kernels.experts.triton_schedule import schedule
+from perilune.kernels.router.permutation import permute
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+def experts_mxfp4(
+    x_TL: Tensor,
+    expert_TR: Tensor,
+    weight_TR: Tensor,
+    w13_EMKW: Tensor,
+    w2_EMKW: Tensor,
+    wide: bool,
+    beta: float | None,
+    linear_beta: float | None,
+) -> Tensor:
+    """As the reference, which runs gradients and what is neither bf16 nor fp32."""
+    if not serves(x_TL, weight_TR):
+        return reference.experts_mxfp4(
+            x_TL, expert_TR, weight_TR, w13_EMKW, w2_EMKW, wide, beta, linear_beta
+        )
+    if not x_TL.shape[0]:
+        return torch.empty_like(x_TL)
+    assert expert_TR.shape == weight_TR.shape, (expert_TR.shape, weight_TR.shape)
+    x_TL = x_TL if x_TL.stride(1) == 1 else x_TL.contiguous()
+    w13_EMKW, w2_EMKW = w13_EMKW.contiguous(), w2_EMKW.contiguous()
+    num_experts, pairs = w13_EMKW.shape[0], expert_TR.numel()
+    tile = tile_for(pairs, num_experts, x_TL.dtype)
+    order = permute(expert_TR, num_experts)
+    tile_I3 = schedule(order.start_E, pairs, tile.tokens)
+    active, caps = expert_TR.shape[1], (beta, linear_beta)
+    hidden_PI = gate_up(x_TL, order.pair_P, tile_I3, active, w13_EMKW, wide, caps, tile)
+    out_PL = down(hidden_PI, tile_I3, w2_EMKW, wide, x_TL.shape[1], tile)
+    return combine(out_PL, order.place_TR, weight_TR.contiguous(), x_TL.dtype)
+
+
+def serves(x_TL: Tensor, weight_TR: Tensor) -> bool:
+    graded = torch.is_grad_enabled() and (x_TL.requires_grad or weight_TR.requires_grad)
+    return x_TL.dtype in DTYPES and not graded

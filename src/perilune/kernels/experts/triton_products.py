@@ -1,0 +1,228 @@
+"""The experts' products straight from MXFP4: a program multiplies rows of weights by some tokens.
+
+Legend: P pairs (in the experts' order), L expert input width, I intermediate width (padded to
+whole tiles), T tokens, R experts a token; M weight rows, N tokens, K columns of a tile.
+
+Weights are the left operand: their rows fill a tensor core's tile of 64 however few the tokens
+are, and their values go from registers into the product. Only packed bytes cross the memory, in
+pieces of 4 KB, several of them ahead.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from perilune.kernels.common.triton_math import dot_precision, sigmoid, uses_ptx
+from perilune.kernels.experts.tiles import COLUMNS, ROWS, SCALE_WORDS, WORDS
+from perilune.kernels.experts.triton_decode import weights
+from perilune.kernels.situ.triton_forward import capped, is_rounded
+
+
+class Tile(NamedTuple):
+    tokens: int
+    row_tiles: int
+    """Of 64 weight rows each: one or two."""
+    num_warps: int
+    num_stages: int
+
+
+TILES = (
+    Tile(16, 2, 4, 4),
+    Tile(32, 2, 4, 4),
+    Tile(64, 2, 8, 3),
+    Tile(128, 2, 8, 3),
+)
+"""By their tokens. Two row tiles share what is read of the tokens."""
+FP32_TILE = Tile(16, 1, 4, 1)
+
+
+def tile_for(pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
+    """The narrowest that most experts fill once, of the pairs that an expert *in use* has."""
+    if dtype == torch.float32:
+        return FP32_TILE
+    used = num_experts * (1.0 - (1.0 - 1.0 / num_experts) ** pairs)
+    enough = (tile for tile in TILES if tile.tokens >= 1.5 * pairs / used)
+    return next(enough, TILES[-1])
+
+
+def gate_up(
+    x_TL: Tensor,
+    pair_P: Tensor,
+    tile_I3: Tensor,
+    active: int,
+    w13_EMKW: Tensor,
+    wide: bool,
+    caps: tuple[float | None, float | None],
+    tile: Tile,
+) -> Tensor:
+    """glu(w13 x) of every pair, [P, I]."""
+    hidden_PI = x_TL.new_empty(pair_P.shape[0], w13_EMKW.shape[1] * ROWS // 2)
+    _launch(x_TL, pair_P, tile_I3, active, w13_EMKW, wide, caps, tile, hidden_PI)
+    return hidden_PI
+
+
+def down(
+    hidden_PI: Tensor, tile_I3: Tensor, w2_EMKW: Tensor, wide: bool, width: int, tile: Tile
+) -> Tensor:
+    """w2 hidden of every pair, fp32 [P, L]."""
+    out_PL = hidden_PI.new_empty(hidden_PI.shape[0], width, dtype=torch.float32)
+    _launch(hidden_PI, None, tile_I3, 1, w2_EMKW, wide, None, tile, out_PL)
+    return out_PL
+
+
+def _launch(
+    x: Tensor,
+    pair_P: Tensor | None,
+    tile_I3: Tensor,
+    active: int,
+    w_EMKW: Tensor,
+    wide: bool,
+    caps: tuple[float | None, float | None] | None,
+    tile: Tile,
+    y: Tensor,
+) -> None:
+    row_tiles = w_EMKW.shape[1] // tile.row_tiles
+    beta, linear_beta = (None, None) if caps is None else caps
+    _product[(row_tiles * tile_I3.shape[0],)](
+        x,
+        pair_P,
+        tile_I3,
+        w_EMKW,
+        y,
+        x.stride(0),
+        beta,
+        linear_beta,
+        ACTIVE=active,
+        WIDTH=x.shape[1],
+        OUT=y.shape[1],
+        COLUMN_TILES=w_EMKW.shape[2],
+        PROGRAMS=row_tiles,
+        BM=tile.row_tiles,
+        BN=tile.tokens,
+        BK=COLUMNS,
+        WORDS=WORDS,
+        SCALE_WORDS=SCALE_WORDS,
+        GATED=caps is not None,
+        WIDE=wide,
+        PRECISION=dot_precision(x.dtype),
+        PTX=uses_ptx(x.device),
+        FAST=is_rounded(x),
+        STAGES=tile.num_stages,
+        num_warps=tile.num_warps,
+    )
+
+
+@triton.jit
+def _product(
+    x_p,
+    pair_p,
+    tile_p,
+    w_p,
+    y_p,
+    x_stride,
+    beta,
+    linear_beta,
+    ACTIVE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OUT: tl.constexpr,
+    COLUMN_TILES: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    WORDS: tl.constexpr,
+    SCALE_WORDS: tl.constexpr,
+    GATED: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PTX: tl.constexpr,
+    FAST: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    # Programs of one expert are neighbours: its tokens, and for its next tile its weights, are in
+    # the L2 then.
+    tile_at = tile_p + (tl.program_id(0) // PROGRAMS) * 3
+    rows = tl.program_id(0) % PROGRAMS
+    expert = tl.load(tile_at)
+    if expert < 0:
+        return
+    n_ = tl.load(tile_at + 1) + tl.arange(0, BN)
+    here_N = n_ < tl.load(tile_at + 2)
+    if pair_p is None:
+        row_N = n_
+    else:
+        row_N = tl.load(pair_p + n_, mask=here_N, other=0) // ACTIVE
+    k_ = tl.arange(0, BK)
+    x_at = x_p + row_N.to(tl.int64)[:, None] * x_stride + k_[None, :]
+    TILE: tl.constexpr = WORDS + SCALE_WORDS
+    m_ = (expert.to(tl.int64) * PROGRAMS + rows) * BM + tl.arange(0, BM)
+    w_at = w_p + (m_ * (COLUMN_TILES * TILE))[:, None]
+    s_at = w_at + WORDS + tl.arange(0, SCALE_WORDS)[None, :]
+    w_at += tl.arange(0, WORDS)[None, :]
+    acc_MN = tl.zeros([BM * 64, BN], tl.float32)
+    for k in tl.range(0, COLUMN_TILES, num_stages=STAGES):
+        here_NK = here_N[:, None]
+        if WIDTH % BK != 0:
+            here_NK = here_NK & (k_ < WIDTH - k * BK)[None, :]
+        x_NK = tl.load(x_at + k * BK, mask=here_NK, other=0.0)
+        words = tl.load(w_at + k * TILE)
+        scales = tl.load(s_at + k * TILE)
+        w_MK = weights(words, scales, x_p.dtype.element_ty, WIDE, PTX)
+        acc_MN = tl.dot(w_MK, tl.trans(x_NK), acc_MN, input_precision=PRECISION)
+    if GATED:
+        y_MN = _glu(acc_MN, beta, linear_beta, PTX, FAST)
+    else:
+        y_MN = acc_MN
+    BO: tl.constexpr = y_MN.shape[0]
+    o_ = rows * BO + tl.arange(0, BO)
+    y_at = y_p + n_.to(tl.int64)[:, None] * OUT + o_[None, :]
+    y_NM = tl.trans(y_MN).to(y_p.dtype.element_ty)
+    tl.store(y_at, y_NM, mask=here_N[:, None] & (o_ < OUT)[None, :])
+
+
+@triton.jit
+def _glu(acc_MN, beta, linear_beta, PTX: tl.constexpr, FAST: tl.constexpr):
+    """Gate and up rows alternate in runs of 8."""
+    M: tl.constexpr = acc_MN.shape[0]
+    N: tl.constexpr = acc_MN.shape[1]
+    gate, up = tl.split(acc_MN.reshape(M // 16, 2, 8, N).permute(0, 2, 3, 1))
+    up_u, _ = capped(up, linear_beta, PTX, FAST)
+    linear, _ = capped(gate, beta, PTX, FAST)
+    return (linear * sigmoid(gate, PTX) * up_u).reshape(M // 2, N)
+
+
+COMBINE_WIDTH = 1024
+
+
+def combine(out_PL: Tensor, place_TR: Tensor, weight_TR: Tensor, dtype: torch.dtype) -> Tensor:
+    """sum_r weight[t, r] out[place[t, r]], in the order of the choices; -1 is no place."""
+    (t, r), width = place_TR.shape, out_PL.shape[1]
+    y_TL = out_PL.new_empty(t, width, dtype=dtype)
+    block = min(COMBINE_WIDTH, triton.next_power_of_2(width))
+    _combine[(t * triton.cdiv(width, block),)](
+        out_PL, place_TR, weight_TR, y_TL, WIDTH=width, R=r, BLOCK=block, num_warps=4
+    )
+    return y_TL
+
+
+@triton.jit
+def _combine(
+    out_p, place_p, weight_p, y_p, WIDTH: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr
+):
+    BLOCKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    t = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    l_ = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    y_L = tl.zeros([BLOCK], tl.float32)
+    for r in tl.static_range(R):
+        place = tl.load(place_p + t * R + r)
+        weight = tl.load(weight_p + t * R + r).to(tl.float32)
+        here_L = l_ < tl.where(place >= 0, WIDTH, 0)
+        out_L = tl.load(out_p + place.to(tl.int64) * WIDTH + l_, mask=here_L, other=0.0)
+        # A masked zero stays zero, whatever the weight of nobody's pair is.
+        y_L += tl.where(here_L, weight * out_L, 0.0)
+    tl.store(y_p + t * WIDTH + l_, y_L.to(y_p.dtype.element_ty), mask=l_ < WIDTH)

@@ -1,0 +1,66 @@
+"""Which rows a program of the grouped products takes, made on the device.
+
+Legend: E experts, P pairs, I tiles of tokens, B tiles of a program.
+
+A tile is up to `tokens` places of one expert. The host knows how many there can be, not how many
+there are: programs of the rest leave at once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 16
+
+
+def num_tiles(pairs: int, num_experts: int, tokens: int) -> int:
+    """As many as there can be: each expert in use starts one, and the rest fill up."""
+    used = min(pairs, num_experts)
+    return used + (pairs - used) // tokens
+
+
+def schedule(start_E: Tensor, pairs: int, tokens: int) -> Tensor:
+    """int32 [I, 3]: the expert of each tile (-1: none), its first place and its end."""
+    num_experts = start_E.shape[0] - 1
+    bound = num_tiles(pairs, num_experts, tokens)
+    tile_I3 = start_E.new_empty(bound, 3)
+    _schedule[(triton.cdiv(bound, BLOCK),)](
+        start_E,
+        tile_I3,
+        bound,
+        E=num_experts,
+        TOKENS=tokens,
+        BE=triton.next_power_of_2(num_experts),
+        BI=BLOCK,
+        num_warps=4,
+    )
+    return tile_I3
+
+
+@triton.jit(do_not_specialize=["bound"])
+def _schedule(
+    start_p,
+    tile_p,
+    bound,
+    E: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BE: tl.constexpr,
+    BI: tl.constexpr,
+):
+    i_ = tl.program_id(0) * BI + tl.arange(0, BI)
+    e_ = tl.arange(0, BE)
+    first_E = tl.load(start_p + e_, mask=e_ < E, other=0)
+    end_E = tl.load(start_p + e_ + 1, mask=e_ < E, other=0)
+    last_E = tl.cumsum((end_E - first_E + TOKENS - 1) // TOKENS, axis=0)
+    before_EI = (last_E[:, None] <= i_[None, :]) & (e_ < E)[:, None]
+    expert_I = tl.sum(before_EI.to(tl.int32), axis=0)
+    tile_I = i_ - tl.max(tl.where(before_EI, last_E[:, None], 0), axis=0)
+    used_I = expert_I < E
+    first_I = tl.load(start_p + expert_I, mask=used_I, other=0) + tile_I * TOKENS
+    end_I = tl.load(start_p + expert_I + 1, mask=used_I, other=0)
+    here_I = i_ < bound
+    tl.store(tile_p + i_ * 3, tl.where(used_I, expert_I, -1), mask=here_I)
+    tl.store(tile_p + i_ * 3 + 1, first_I, mask=here_I)
+    tl.store(tile_p + i_ * 3 + 2, tl.minimum(end_I, first_I + TOKENS), mask=here_I)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from perilune.core.errors import UnsupportedError
 from perilune.kernels.bench.cases import bench, drawn
 from perilune.kernels.bench.inputs import Copies, tensors
-from perilune.kernels.kda.bench_cases import one_token_each, prefill_work, sequences
+from perilune.kernels.kda.bench_cases import prefill_work, sequences
 from perilune.kernels.registry import OPS, load_attr, spec
 
 COPY_RATE = 4269e9
@@ -114,10 +114,3 @@ def test_copies_differ_and_together_exceed_what_is_asked():
 def test_draws_are_scaled():
     x = drawn(torch.Generator().manual_seed(0), torch.float32, 4000, scale=3.0)
     assert float(x.std()) == pytest.approx(3, rel=0.05)
-
-
-def test_one_token_each_has_no_packing():
-    inputs = one_token_each(2, 3, 4)(torch.Generator(), torch.float32)
-    assert "packing" not in inputs
-    assert inputs["q_NHK"].shape == (2, 3, 4)
-    assert inputs["state_NHKV"].shape == (2, 3, 4, 4)

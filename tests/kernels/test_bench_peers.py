@@ -11,7 +11,7 @@ from peer_stand_ins import bound, truth
 from perilune.kernels.bench.cases import Case
 from perilune.kernels.bench.peers import versions
 from perilune.kernels.kda import bench_peers
-from perilune.kernels.kda.bench_cases import one_token_each, sequences
+from perilune.kernels.kda.bench_cases import sequences
 from perilune.kernels.kda.reference import kda_chunk, kda_decode
 from perilune.kernels.kda_step import bench_cases as step_cases
 from perilune.kernels.kda_step.reference import kda_step
@@ -42,9 +42,15 @@ def test_training_peers_run_backward(peer):
     assert kept == {peer is bench_peers.FLA_KEPT}
 
 
+def one_token_each(generator, dtype):
+    inputs = sequences((1, 1, 1), 2, 8)(generator, dtype)
+    del inputs["packing"]
+    return {name.replace("_T", "_N"): value for name, value in inputs.items()}
+
+
 @pytest.mark.usefixtures("kda_peers")
 def test_the_decode_peer_updates_its_state_in_place():
-    case = Case(make=one_token_each(3, 2, 8))
+    case = Case(make=one_token_each)
     found = bound(bench_peers.FLA_DECODE, case, truth(kda_decode, {"state_NHKV"}))
     assert found.note == ""
     assert found.error is not None

@@ -67,25 +67,24 @@ def constant(value: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda x: value
 
 
-KDA_OPS = ("kda_chunk", "kda_recurrent", "kda_decode")
 prepare = kda.prepare
 
 
-def prepared(name: str, change: Callable[..., kda.Prepared]) -> list[Fault]:
-    """A fault between the projections and the recurrence, in every form of it."""
+def prepared(name: str, change: Callable[..., kda.Prepared]) -> Fault:
+    """A fault between the projections and the recurrence."""
 
     def wrong(*args: Any) -> kda.Prepared:
         return change(prepare(*args), *args)
 
-    return [inside(op, name, kda, "prepare", wrong) for op in KDA_OPS]
+    return inside("kda_chunk", name, kda, "prepare", wrong)
 
 
-def normalised(name: str, wrong: Run) -> list[Fault]:
-    return [inside(op, name, kda, "l2_norm", wrong) for op in KDA_OPS]
+def normalised(name: str, wrong: Run) -> Fault:
+    return inside("kda_chunk", name, kda, "l2_norm", wrong)
 
 
-def gated(name: str, wrong: Run) -> list[Fault]:
-    return [inside(op, name, kda, "gate", wrong) for op in KDA_OPS]
+def gated(name: str, wrong: Run) -> Fault:
+    return inside("kda_chunk", name, kda, "gate", wrong)
 
 
 def squares(x: Tensor) -> Tensor:
@@ -135,23 +134,6 @@ def undecayed_delta(*, packing: Packing, **x: Any) -> kda.KDAOut:
     return kda.KDAOut(torch.stack(outputs), torch.stack(states))
 
 
-def read_before_write(**x: Any) -> Tensor:
-    before = x["state_NHKV"].clone()
-    kda.kda_decode(**x)
-    q_NHK = kda.l2_norm(x["q_NHK"]) * x["q_NHK"].shape[-1] ** -0.5
-    return (q_NHK[:, :, None, :] @ before)[:, :, 0]
-
-
-def decodes_transposed(**x: Any) -> Tensor:
-    """The state read and kept as [V, K]; it shows where K = V, too."""
-    if x["q_NHK"].shape != x["v_NHV"].shape:
-        return kda.kda_decode(**x)
-    x["state_NHKV"].copy_(x["state_NHKV"].mT.clone())
-    out = kda.kda_decode(**x)
-    x["state_NHKV"].copy_(x["state_NHKV"].mT.clone())
-    return out
-
-
 def one_document_a_row(x: dict[str, Any]) -> Packing:
     return Packing.of(x["packing"].lengths)
 
@@ -167,43 +149,37 @@ def leaking(op: str) -> Fault:
 
 
 def kda_faults() -> list[Fault]:
-    faults = [
-        *prepared("query_unscaled", lambda p, q, *_: p._replace(q_=p.q_ * q.shape[-1] ** 0.5)),
-        *prepared("query_scaled_by_value_width", lambda p, q, k, v, *_: p._replace(
+    op = "kda_chunk"
+    return [
+        prepared("query_unscaled", lambda p, q, *_: p._replace(q_=p.q_ * q.shape[-1] ** 0.5)),
+        prepared("query_scaled_by_value_width", lambda p, q, k, v, *_: p._replace(
             q_=p.q_ * (q.shape[-1] / v.shape[-1]) ** 0.5)),
-        *prepared("key_as_it_is", lambda p, q, k, *_: p._replace(k_=k.to(p.k_.dtype))),
-        *prepared("value_normalised", lambda p, *_: p._replace(v_=kda.l2_norm(p.v_))),
-        *prepared("beta_not_squashed", lambda p, q, k, v, z, b, *_: p._replace(beta_=b)),
-        *prepared("beta_doubled", lambda p, *_: p._replace(beta_=2 * p.beta_)),
-        *prepared("decay_of_half_the_rate", lambda p, *_: p._replace(g_=p.g_ / 2)),
-        *prepared("no_dt_bias", lambda p, q, k, v, z, b, A, dt, bound: p._replace(
+        prepared("key_as_it_is", lambda p, q, k, *_: p._replace(k_=k.to(p.k_.dtype))),
+        prepared("value_normalised", lambda p, *_: p._replace(v_=kda.l2_norm(p.v_))),
+        prepared("beta_not_squashed", lambda p, q, k, v, z, b, *_: p._replace(beta_=b)),
+        prepared("beta_doubled", lambda p, *_: p._replace(beta_=2 * p.beta_)),
+        prepared("decay_of_half_the_rate", lambda p, *_: p._replace(g_=p.g_ / 2)),
+        prepared("no_dt_bias", lambda p, q, k, v, z, b, A, dt, bound: p._replace(
             g_=kda.gate(z, A, bound))),
-        *normalised("l2_without_eps", lambda x: x * squares(x).rsqrt()),
-        *normalised("l2_eps_outside_the_root", lambda x: x / (squares(x).sqrt() + 1e-6)),
-        *normalised("l2_eps_on_the_mean", lambda x: x * (squares(x) + 1e-6 * x.shape[-1]).rsqrt()),
-        *normalised("l2_eps_of_the_norms", lambda x: x * (squares(x) + 1e-5).rsqrt()),
-        *normalised("l2_clamped", lambda x: nn.functional.normalize(x, dim=-1, eps=1e-3)),
-        *gated("clamped_softplus", clamped_gate),
-        *gated("rate_not_exponentiated", raw_rate),
-        *gated("bound_is_always_five", always_five),
-        *gated("rate_after_the_sigmoid", rate_after_sigmoid),
-        Fault("kda_recurrent", "undecayed_delta", undecayed_delta),
-        Fault("kda_decode", "read_before_write", read_before_write),
-        Fault("kda_decode", "state_transposed", decodes_transposed),
-        fed("kda_decode", "state_not_kept", state_NHKV=lambda x: x["state_NHKV"].clone()),
-        inside("kda_chunk", "diagonal_left_out", torch.Tensor, "__ge__", torch.Tensor.__gt__),
+        normalised("l2_without_eps", lambda x: x * squares(x).rsqrt()),
+        normalised("l2_eps_outside_the_root", lambda x: x / (squares(x).sqrt() + 1e-6)),
+        normalised("l2_eps_on_the_mean", lambda x: x * (squares(x) + 1e-6 * x.shape[-1]).rsqrt()),
+        normalised("l2_eps_of_the_norms", lambda x: x * (squares(x) + 1e-5).rsqrt()),
+        normalised("l2_clamped", lambda x: nn.functional.normalize(x, dim=-1, eps=1e-3)),
+        gated("clamped_softplus", clamped_gate),
+        gated("rate_not_exponentiated", raw_rate),
+        gated("bound_is_always_five", always_five),
+        gated("rate_after_the_sigmoid", rate_after_sigmoid),
+        Fault(op, "undecayed_delta", undecayed_delta),
+        inside(op, "diagonal_left_out", torch.Tensor, "__ge__", torch.Tensor.__gt__),
+        leaking(op),
+        fed(op, "state_forgotten", state_NHKV=constant(None)),
+        fed(op, "one_token_late", v_THV=lambda x: x["v_THV"].roll(1, 0)),
+        returned(op, "state_transposed", lambda out, **_: out._replace(
+            state_NHKV=None if out.state_NHKV is None else out.state_NHKV.mT)),
+        returned(op, "previous_output", lambda out, **_: out._replace(
+            o_THV=out.o_THV.roll(1, 0))),
     ]  # fmt: skip
-    for op in ("kda_chunk", "kda_recurrent"):
-        faults += [
-            leaking(op),
-            fed(op, "state_forgotten", state_NHKV=constant(None)),
-            fed(op, "one_token_late", v_THV=lambda x: x["v_THV"].roll(1, 0)),
-            returned(op, "state_transposed", lambda out, **_: out._replace(
-                state_NHKV=None if out.state_NHKV is None else out.state_NHKV.mT)),
-            returned(op, "previous_output", lambda out, **_: out._replace(
-                o_THV=out.o_THV.roll(1, 0))),
-        ]  # fmt: skip
-    return faults
 
 
 def window_rolled(out: conv.ConvOut, **_: Any) -> conv.ConvOut:
@@ -217,12 +193,7 @@ def conv_faults() -> list[Fault]:
         fed("causal_conv", "window_forgotten", window_NWC=constant(None)),
         fed("causal_conv", "sees_the_next_token", x_TC=lambda x: x["x_TC"].roll(-1, 0)),
         returned("causal_conv", "window_newest_first", window_rolled),
-        fed("causal_conv_decode", "window_not_kept", window_NWC=lambda x: x["window_NWC"].clone()),
-        fed("causal_conv_decode", "taps_reversed", weight_CW=lambda x: x["weight_CW"].flip(1)),
-        *(
-            inside(op, "no_silu", nn.functional, "silu", lambda x: x)
-            for op in ("causal_conv", "causal_conv_decode")
-        ),
+        inside("causal_conv", "no_silu", nn.functional, "silu", lambda x: x),
     ]
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
 
 import pytest
 import torch
 
+from perilune import model
 from perilune.core.errors import UnsupportedError
 from perilune.kernels import registry
 from perilune.kernels.common.packing import Packing
-from perilune.kernels.registry import OPS, Op, load_attr, resolve, spec
+from perilune.kernels.registry import OPS, Op, load_attr, resolve, resolved, spec
+from perilune.kernels.serving import serving
 from perilune.kernels.testing import CheckResult, check, relative_error
 
 
@@ -32,6 +36,15 @@ def test_every_declaration_resolves(name):
 def test_an_unknown_op_is_named_with_the_known_ones(find):
     with pytest.raises(UnsupportedError, match=r"unknown op 'kda_chunks'; known: .*kda_chunk, "):
         find("kda_chunks")
+
+
+def test_whatever_the_model_resolves_has_a_backend_of_its_own_on_a_gpu():
+    for module in iter_modules(model.__path__, f"{model.__name__}."):
+        import_module(module.name)
+    ops = [spec(name) for name in resolved()]
+    assert {"linear", "kda_chunk", "kda_step", "mla_prefill", "mla_decode"} <= set(resolved())
+    paths = {op.name: serving(op, "cuda").path for op in ops}
+    assert [op.name for op in ops if paths[op.name] == op.reference] == []
 
 
 def test_an_op_logs_its_choice_once(caplog):
@@ -88,7 +101,7 @@ def test_another_shape_never_passes_even_where_it_would_broadcast():
 
 
 def test_a_check_leaves_its_inputs_to_the_next_one_and_repeats_by_seed():
-    declared = spec("kda_decode")
+    declared = spec("kda_step")
     first, second, other = ([r.error for r in check(declared, seed=seed)] for seed in (0, 0, 1))
     assert first == second
     assert first != other

@@ -80,7 +80,7 @@ FORWARD = Traits(
     packing="packing",
     widths=(WIDTH,),
     scaled=("x_TD",),
-    one_token=OneToken("toy_step", _one_token),
+    one_token=OneToken("toy_op:step", ("pool_SD",), _one_token),
     batch_invariant={"cuda": 256},
 )
 STEP = Traits(

@@ -26,11 +26,8 @@ log = logging.getLogger(__name__)
 OPS: dict[str, str] = {
     "linear": "perilune.kernels.linear:SPEC",
     "kda_chunk": "perilune.kernels.kda:CHUNK",
-    "kda_recurrent": "perilune.kernels.kda:RECURRENT",
-    "kda_decode": "perilune.kernels.kda:DECODE",
     "kda_step": "perilune.kernels.kda_step:SPEC",
     "causal_conv": "perilune.kernels.causal_conv:CONV",
-    "causal_conv_decode": "perilune.kernels.causal_conv:DECODE",
     "rms_norm": "perilune.kernels.norm:RMS_NORM",
     "gated_rms_norm": "perilune.kernels.norm:GATED_RMS_NORM",
     "attn_res": "perilune.kernels.attn_res:SPEC",

@@ -16,11 +16,14 @@ independent tokens as the lengths add up to."""
 
 
 class OneToken(NamedTuple):
-    """The op that continues a sequence token by token."""
+    """What continues a sequence of the op token by token."""
 
-    op: str
+    run: str
+    """`module:attr` of plain torch."""
+    in_place: tuple[str, ...]
+    """Its inputs that hold states, in the order of the op's."""
     convert: Callable[[Inputs], Inputs]
-    """From the inputs of one-token sequences to that op's."""
+    """From the op's inputs of one-token sequences."""
 
 
 class Drafts(NamedTuple):

@@ -40,14 +40,6 @@ _LONG = (((0, 14), (1, 23), (2, 4)), ((0, 41),))
 _NUMBERED_AGAIN = (((0, 3), (1, 1), (0, 1), (1, 2), (0, 2)),)
 
 
-def _decode_inputs(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-    return {
-        "x_NC": torch.randn(3, 6, generator=generator, dtype=dtype),
-        "weight_CW": torch.randn(6, 4, generator=generator, dtype=dtype),
-        "window_NWC": torch.randn(3, 3, 6, generator=generator, dtype=dtype),
-    }
-
-
 CONV = OpSpec(
     name="causal_conv",
     signature="(x_TC, weight_CW, packing, window_NWC) -> (y_TC, window_NWC)",
@@ -69,13 +61,4 @@ CONV = OpSpec(
     tolerance=EXACT_FP32,
     backend_tolerance={"cuda": EXACT_FP32 | BF16},
     traits="perilune.kernels.causal_conv.traits:CONV",
-)
-DECODE = OpSpec(
-    name="causal_conv_decode",
-    signature="(x_NC, weight_CW, window_NWC!) -> y_NC",
-    reference="perilune.kernels.causal_conv.reference:causal_conv_decode",
-    oracle="perilune.kernels.causal_conv.oracle:causal_conv_decode",
-    cases={"three": _decode_inputs},
-    tolerance=EXACT_FP32,
-    traits="perilune.kernels.causal_conv.traits:DECODE",
 )

@@ -26,20 +26,9 @@ def packed(lengths: tuple[int, ...], channels: int) -> Make:
     return make
 
 
-def one_token_each(sequences: int, channels: int) -> Make:
-    def make(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-        return {
-            "x_NC": drawn(generator, dtype, sequences, channels),
-            "weight_CW": drawn(generator, torch.float32, channels, TAPS, scale=0.5),
-            "window_NWC": drawn(generator, torch.float32, sequences, TAPS - 1, channels),
-        }
-
-    return make
-
-
 def work(inputs: Inputs, backward: bool) -> Work:
     """Forward: x, y, windows. Backward: x and dy again, dx, and the windows once more."""
-    x = inputs["x_TC"] if "x_TC" in inputs else inputs["x_NC"]
+    x = inputs["x_TC"]
     forward = 2 * num_bytes(x) + 2 * num_bytes(inputs["window_NWC"])
     flops = 2 * TAPS * x.numel()
     if not backward:
@@ -47,7 +36,6 @@ def work(inputs: Inputs, backward: bool) -> Work:
     return Work(2 * forward + num_bytes(x), 3 * flops)
 
 
-_GPU = {"device": "cuda", "dtype": torch.bfloat16}
 _BESIDE = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLA,)}
 
 BENCHES = {
@@ -60,14 +48,6 @@ BENCHES = {
             "T8192_C36864": Case(make=packed((8192,), CHANNELS), **_BESIDE),
             "8x1024_C36864": Case(make=packed((1024,) * 8, CHANNELS), **_BESIDE),
             "T8192_C36864_backward": Case(make=packed((8192,), CHANNELS), backward=True, **_BESIDE),
-        },
-    ),
-    "causal_conv_decode": Bench(
-        inside="convolution, SiLU, window in place",
-        work=work,
-        cases={
-            "N8_C4096": Case(make=one_token_each(8, 4096)),
-            "N32_C36864": Case(make=one_token_each(32, CHANNELS), graph=True, **_GPU),
         },
     ),
 }

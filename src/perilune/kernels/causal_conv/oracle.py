@@ -29,10 +29,3 @@ def causal_conv(
         windows.append(torch.stack(history))
     window = None if packing.segment_BL is not None else torch.stack(windows)
     return ConvOut(torch.stack(outputs) if outputs else x_TC[:0], window)
-
-
-def causal_conv_decode(x_NC: Tensor, weight_CW: Tensor, window_NWC: Tensor) -> Tensor:
-    out = causal_conv(x_NC, weight_CW, Packing.of([1] * x_NC.shape[0]), window_NWC)
-    assert out.window_NWC is not None
-    window_NWC.copy_(out.window_NWC)
-    return out.y_TC

@@ -28,13 +28,6 @@ def _one_token(inputs: Inputs) -> Inputs:
     return {"x_NC": inputs["x_TC"], **step}
 
 
-def _rows(
-    generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...], width: int
-) -> Inputs:
-    step = _one_token(_make(generator, dtype, (1,) * sum(lengths), width))
-    return {name: x.detach() for name, x in step.items()}
-
-
 CONV = Traits(
     make=_make,
     tokens={"x_TC": 0},
@@ -44,16 +37,9 @@ CONV = Traits(
     widths=(6,),
     full_widths=(1536,),
     scaled=("x_TC",),
-    one_token=OneToken("causal_conv_decode", _one_token),
+    one_token=OneToken(
+        "perilune.kernels.causal_conv.reference:causal_conv_decode", ("window_NWC",), _one_token
+    ),
     batch_invariant={"cuda": 256},
     graphs=frozenset({"cuda"}),
-)
-DECODE = Traits(
-    make=_rows,
-    tokens={"x_NC": 0},
-    sequences={"window_NWC": 0},
-    in_place=("window_NWC",),
-    widths=(6,),
-    full_widths=(1536,),
-    scaled=("x_NC",),
 )

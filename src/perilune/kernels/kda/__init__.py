@@ -1,4 +1,4 @@
-"""Kimi Delta Attention: chunked prefill, token-by-token truth, one-token decode."""
+"""Kimi Delta Attention: prefill in chunks."""
 
 from __future__ import annotations
 
@@ -90,25 +90,10 @@ _SEQUENCES = {
 }
 
 
-def _decoding(inputs: Inputs) -> Inputs:
-    """The inputs of one-token sequences, as one step of all of them."""
-    del inputs["packing"], inputs["cuts"]
-    return {
-        name.replace("_THK", "_NHK").replace("_THV", "_NHV").replace("_TH", "_NH"): value.detach()
-        if isinstance(value, torch.Tensor)
-        else value
-        for name, value in inputs.items()
-    }
-
-
-_SIGNATURE = (
-    "(q_THK, k_THK, v_THV, z_THK, b_TH, A_log_H, dt_bias_HK, packing, lower_bound, state_NHKV,"
-    " cuts) -> (o_THV, state_NHKV, cut_EHKV)"
-)
-
 CHUNK = OpSpec(
     name="kda_chunk",
-    signature=_SIGNATURE,
+    signature="(q_THK, k_THK, v_THV, z_THK, b_TH, A_log_H, dt_bias_HK, packing, lower_bound,"
+    " state_NHKV, cuts) -> (o_THV, state_NHKV, cut_EHKV)",
     reference="perilune.kernels.kda.reference:kda_chunk",
     oracle="perilune.kernels.kda.oracle:kda_recurrent",
     backends={"cuda": "perilune.kernels.kda.triton:kda_chunk"},
@@ -116,33 +101,4 @@ CHUNK = OpSpec(
     tolerance=FP32,
     backend_tolerance={"cuda": FP32 | BF16},
     traits="perilune.kernels.kda.traits:CHUNK",
-)
-RECURRENT = OpSpec(
-    name="kda_recurrent",
-    signature=_SIGNATURE,
-    reference="perilune.kernels.kda.reference:kda_recurrent",
-    oracle="perilune.kernels.kda.oracle:kda_recurrent",
-    cases=_SEQUENCES,
-    tolerance=FP32,
-    traits="perilune.kernels.kda.traits:SEQUENCES",
-)
-DECODE = OpSpec(
-    name="kda_decode",
-    signature="(q_NHK, k_NHK, v_NHV, z_NHK, b_NH, A_log_H, dt_bias_HK, state_NHKV!, lower_bound)"
-    " -> o_NHV",
-    reference="perilune.kernels.kda.reference:kda_decode",
-    oracle="perilune.kernels.kda.oracle:kda_decode",
-    cases={
-        "one": lambda g, d: _decoding(_inputs(g, d, (1,), with_state=True)),
-        "five_softplus": lambda g, d: _decoding(
-            _inputs(g, d, (1,) * 5, lower_bound=None, with_state=True)
-        ),
-        "strongest_decay": lambda g, d: _decoding(
-            _inputs(g, d, (1, 1), z_scale=40.0, with_state=True)
-        ),
-        "other_widths": lambda g, d: _decoding(_other_widths(g, d, (1, 1))),
-        "as_small_as_eps": lambda g, d: _decoding(_as_small_as_eps(g, d, (1, 1))),
-    },
-    tolerance=FP32,
-    traits="perilune.kernels.kda.traits:DECODE",
 )

@@ -5,8 +5,7 @@ Legend: T packed tokens, N sequences, H heads, K key width, V value width, C tok
 Least work of a prefill (for K = V = d): bytes = T H (5 d + 1) e + states, for q, k, v, z, o and
 beta of e bytes, each once. flops = T H (6 d^2 + 3 C d + C^2) (arXiv 2510.26692, eq. 13), with the
 smallest chunk in use, 16. Backward: the inputs and the gradient of o are read again and five
-gradients written, T H (9 d + 2) e more, at three times the flops in all. A decoded token moves its
-whole state twice: N (2 H K V b + H (5 d + 1) e) bytes, b of the state's dtype, 7 K V flops a head.
+gradients written, T H (9 d + 2) e more, at three times the flops in all.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from perilune.kernels.bench.cases import Bench, Case, Excerpt, Make, Work, drawn, num_bytes
 from perilune.kernels.common.packing import Packing
-from perilune.kernels.kda.bench_peers import FLA_CHUNK, FLA_DECODE, FLA_KEPT, FLASH
+from perilune.kernels.kda.bench_peers import FLA_CHUNK, FLA_KEPT, FLASH
 from perilune.kernels.registry import Inputs
 
 SMALLEST_CHUNK = 16
@@ -46,15 +45,6 @@ def sequences(lengths: tuple[int, ...], heads: int, width: int = 128) -> Make:
     return make
 
 
-def one_token_each(sequences_: int, heads: int, width: int = 128) -> Make:
-    def make(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-        inputs = sequences((1,) * sequences_, heads, width)(generator, dtype)
-        del inputs["packing"]
-        return {name.replace("_T", "_N"): value for name, value in inputs.items()}
-
-    return make
-
-
 def prefill_work(inputs: Inputs, backward: bool) -> Work:
     q_THK, state_NHKV = inputs["q_THK"], inputs["state_NHKV"]
     (t, h, k), v = q_THK.shape, inputs["v_THV"].shape[-1]
@@ -64,13 +54,6 @@ def prefill_work(inputs: Inputs, backward: bool) -> Work:
         return Work(tokens + 2 * num_bytes(state_NHKV), flops)
     again = t * h * (6 * k + 3 * v + 2) * q_THK.element_size()
     return Work(tokens + again + 4 * num_bytes(state_NHKV), 3 * flops)
-
-
-def decode_work(inputs: Inputs, backward: bool) -> Work:
-    q_NHK, state_NHKV = inputs["q_NHK"], inputs["state_NHKV"]
-    n, h, k, v = state_NHKV.shape
-    tokens = n * h * (3 * k + 2 * v + 1) * q_NHK.element_size()
-    return Work(2 * num_bytes(state_NHKV) + tokens, 7 * n * h * k * v)
 
 
 def first_heads(inputs: Inputs) -> Inputs:
@@ -97,7 +80,6 @@ def _first_along_h(name: str, x: Tensor) -> Tensor:
 _PREFILL = "gate, L2 norm, beta, initial and final state"
 _FORWARD = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLASH, FLA_CHUNK)}
 _TRAINED = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLA_CHUNK, FLA_KEPT)}
-_DECODED = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLA_DECODE,), "graph": True}
 
 BENCHES = {
     "kda_chunk": Bench(
@@ -117,21 +99,6 @@ BENCHES = {
             "T8192_H12": Case(make=sequences((8192,), 12), **_FORWARD),
             "T65536_H4": Case(make=sequences((65536,), 4), **_FORWARD),
             "T8192_H96_backward": Case(make=sequences((8192,), 96), backward=True, **_TRAINED),
-        },
-    ),
-    "kda_recurrent": Bench(
-        inside=_PREFILL,
-        work=prefill_work,
-        cases={"T32_H4_K64": Case(make=sequences((32,), 4, 64))},
-    ),
-    "kda_decode": Bench(
-        inside="gate, L2 norm, beta, state in place",
-        work=decode_work,
-        cases={
-            "N4_H16_K64": Case(make=one_token_each(4, 16, 64)),
-            "N256_H96": Case(make=one_token_each(256, 96), **_DECODED),
-            "N32_H96": Case(make=one_token_each(32, 96), **_DECODED),
-            "N1_H96": Case(make=one_token_each(1, 96), **_DECODED),
         },
     ),
 }

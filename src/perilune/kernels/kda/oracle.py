@@ -51,25 +51,6 @@ def kda_recurrent(
     return KDAOut(o_THV, None if packing.segment_BL is not None else state, found)
 
 
-def kda_decode(
-    q_NHK: Tensor,
-    k_NHK: Tensor,
-    v_NHV: Tensor,
-    z_NHK: Tensor,
-    b_NH: Tensor,
-    A_log_H: Tensor,
-    dt_bias_HK: Tensor,
-    state_NHKV: Tensor,
-    lower_bound: float | None = None,
-) -> Tensor:
-    one_each = Packing.of([1] * q_NHK.shape[0])
-    inputs = (q_NHK, k_NHK, v_NHV, z_NHK, b_NH, A_log_H, dt_bias_HK)
-    out = kda_recurrent(*inputs, one_each, lower_bound, state_NHKV)
-    assert out.state_NHKV is not None
-    state_NHKV.copy_(out.state_NHKV)
-    return out.o_THV
-
-
 def _starts_document(packing: Packing, row: int, at: int) -> bool:
     if packing.segment_BL is None or at == 0:
         return False

@@ -78,51 +78,6 @@ def prepare(
     )
 
 
-def kda_recurrent(
-    q_THK: Tensor,
-    k_THK: Tensor,
-    v_THV: Tensor,
-    z_THK: Tensor,
-    b_TH: Tensor,
-    A_log_H: Tensor,
-    dt_bias_HK: Tensor,
-    packing: Packing,
-    lower_bound: float | None = None,
-    state_NHKV: Tensor | None = None,
-    cuts: Cuts | None = None,
-) -> KDAOut:
-    """Token by token: decay, delta against the decayed state, write, read.
-
-    Returns outputs in the dtype of `v_THV`, the fp32 states after each sequence, and those at the
-    cuts.
-    """
-    check_cuts(cuts, packing)
-    x = prepare(q_THK, k_THK, v_THV, z_THK, b_TH, A_log_H, dt_bias_HK, lower_bound)
-    # Without any token there is nothing else to join.
-    outputs, states, at_cuts = [x.v_[:0]], [], []
-    for n, (start, end) in enumerate(zip(packing.cu_seqlens, packing.cu_seqlens[1:], strict=False)):
-        s_HKV = x.v_.new_zeros(*x.k_.shape[1:], x.v_.shape[-1])
-        if state_NHKV is not None:
-            s_HKV = state_NHKV[n].to(s_HKV.dtype)
-        for t in range(start, end):
-            if packing.segment_BL is not None and t > start:
-                row = packing.segment_BL[n]
-                s_HKV = s_HKV * (row[t - start] == row[t - start - 1])
-            decayed_HKV = x.g_[t].exp()[..., None] * s_HKV
-            delta_HV = x.v_[t] - torch.einsum("hkv,hk->hv", decayed_HKV, x.k_[t])
-            write_HK = x.beta_[t][:, None] * x.k_[t]
-            s_HKV = decayed_HKV + write_HK[..., None] * delta_HV[:, None, :]
-            outputs.append(torch.einsum("hkv,hk->hv", s_HKV, x.q_[t])[None])
-            if cuts is not None and t + 1 - start in cuts[n]:
-                at_cuts.append(s_HKV.detach())
-        states.append(s_HKV)
-    final = None if packing.segment_BL is not None else torch.stack(states)
-    found = None
-    if cuts is not None:
-        found = torch.stack(at_cuts) if at_cuts else x.v_.new_zeros(0, *states[0].shape)
-    return KDAOut(torch.cat(outputs).to(v_THV.dtype), final, found)
-
-
 def kda_chunk(
     q_THK: Tensor,
     k_THK: Tensor,
@@ -136,10 +91,11 @@ def kda_chunk(
     state_NHKV: Tensor | None = None,
     cuts: Cuts | None = None,
 ) -> KDAOut:
-    """The same function in chunks of matrix products (Kimi Linear, Eq. 7-12; an exact identity).
+    """The recurrence in chunks of matrix products (Kimi Linear, Eq. 7-12; an exact identity).
 
     `packing` with `segment_BL` resets state at document boundaries inside a row and returns no
-    state. Otherwise as `kda_recurrent`.
+    state. Returns outputs in the dtype of `v_THV`, the fp32 states after each sequence, and those
+    at the cuts.
     """
     if cuts is not None:
         check_cuts(cuts, packing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -40,7 +39,7 @@ def _make(
 
 
 def _one_token(inputs: Inputs) -> Inputs:
-    """What `kda_decode` is given: a row is a token."""
+    """What `reference.kda_decode` is given: a row is a token."""
     names = {"_THK": "_NHK", "_THV": "_NHV", "_TH": "_NH"}
     step = {}
     for name, value in inputs.items():
@@ -51,22 +50,15 @@ def _one_token(inputs: Inputs) -> Inputs:
     return step
 
 
-def _rows(
-    generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...], width: int
-) -> Inputs:
-    inputs = _one_token(_make(generator, dtype, (1,) * sum(lengths), width))
-    return {k: v.detach() if isinstance(v, Tensor) else v for k, v in inputs.items()}
-
-
 def _gate(inputs: Inputs, z: Tensor, lower_bound: float | None = -5.0) -> Inputs:
     """Gates of `z` alone. At their ends their own gradient is rounding, so it is not asked for."""
-    name = "z_THK" if "z_THK" in inputs else "z_NHK"
     plain = {k: torch.zeros_like(inputs[k].detach()) for k in ("A_log_H", "dt_bias_HK")}
-    return inputs | plain | {name: z.to(inputs[name].dtype), "lower_bound": lower_bound}
+    z_THK = z.to(inputs["z_THK"].dtype)
+    return inputs | plain | {"z_THK": z_THK, "lower_bound": lower_bound}
 
 
 def _z(inputs: Inputs) -> Tensor:
-    return inputs["z_THK" if "z_THK" in inputs else "z_NHK"].detach()
+    return inputs["z_THK"].detach()
 
 
 def _at_the_bound(inputs: Inputs) -> Inputs:
@@ -118,7 +110,7 @@ _REGIMES = {
     "softplus_to_-20": _softplus(-20.0),
 }
 
-SEQUENCES = Traits(
+CHUNK = Traits(
     make=_make,
     tokens={"q_THK": 0, "k_THK": 0, "v_THV": 0, "z_THK": 0, "b_TH": 0},
     sequences={"state_NHKV": 0},
@@ -126,20 +118,8 @@ SEQUENCES = Traits(
     packing="packing",
     scaled=("q_THK", "k_THK", "v_THV", "z_THK", "b_TH"),
     regimes=_REGIMES | {"long_memory": _long_memory},
-    one_token=OneToken("kda_decode", _one_token),
-)
-CHUNK = replace(
-    SEQUENCES,
+    one_token=OneToken("perilune.kernels.kda.reference:kda_decode", ("state_NHKV",), _one_token),
     rounding_sees_ahead=frozenset({"reference", "cuda"}),
     # The table of chunks is made by the first call of the same lengths, before a capture.
     graphs=frozenset({"cuda"}),
-)
-DECODE = Traits(
-    make=_rows,
-    tokens={"q_NHK": 0, "k_NHK": 0, "v_NHV": 0, "z_NHK": 0, "b_NH": 0},
-    sequences={"state_NHKV": 0},
-    in_place=("state_NHKV",),
-    scaled=("q_NHK", "k_NHK", "v_NHV", "z_NHK", "b_NH"),
-    regimes=_REGIMES,
-    slowest="every_gate_near_zero",
 )

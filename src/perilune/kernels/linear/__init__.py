@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from perilune.kernels.common.cases import FP32, normal
+from perilune.kernels.common.cases import BF16, FP32, normal
 from perilune.kernels.registry import Inputs, OpSpec
 
 
@@ -18,7 +18,10 @@ SPEC = OpSpec(
     signature="(x_TI, weight_OI) -> y_TO",
     reference="perilune.kernels.linear.reference:linear",
     oracle="perilune.kernels.linear.oracle:linear",
-    backends={"cpu": "perilune.kernels.linear.cpu:linear"},
+    backends={
+        "cpu": "perilune.kernels.linear.cpu:linear",
+        "cuda": "perilune.kernels.linear.cublas:linear",
+    },
     cases={
         "plain": lambda g, d: {
             "x_TI": normal(g, d, 5, 37),
@@ -28,5 +31,6 @@ SPEC = OpSpec(
         "bf16_weight_few_tokens": lambda g, d: _narrow(g, d, 7),
     },
     tolerance=FP32,
+    backend_tolerance={"cuda": FP32 | BF16},
     traits="perilune.kernels.linear.traits:SPEC",
 )

@@ -26,10 +26,16 @@ def work(inputs: Inputs, backward: bool) -> Work:
     return Work(num_bytes(x_TI, weight_OI) + t * o * x_TI.element_size(), 2 * t * i * o)
 
 
+_GPU = {"device": "cuda", "dtype": torch.bfloat16}
+
 BENCHES = {
     "linear": Bench(
         inside="the product with a weight of bf16",
         work=work,
-        cases={"T1_1024x1024_bf16": Case(make=product(1, 1024, 1024))},
+        cases={
+            "T1_1024x1024_bf16": Case(make=product(1, 1024, 1024)),
+            "T32_7168x12288": Case(make=product(32, 7168, 12288), **_GPU),
+            "T8192_7168x12288": Case(make=product(8192, 7168, 12288), **_GPU),
+        },
     ),
 }

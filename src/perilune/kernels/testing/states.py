@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from perilune.kernels.registry import Inputs, load_attr, spec
+from perilune.kernels.registry import Inputs, load_attr
 from perilune.kernels.testing.compare import Results, compare
-from perilune.kernels.testing.implementation import is_triton
 from perilune.kernels.testing.result import Case, Finding
 from perilune.kernels.testing.run import run
 from perilune.kernels.testing.slicing import of_tokens
@@ -70,32 +69,20 @@ def _token_by_token(subject: Subject, draw: Draw) -> Iterator[Finding]:
     length = subject.sizes.mixed[0]
     inputs = draw(length)
     whole = subject.run(inputs)
-    decode, in_place = _decoder(subject)
-    guarded = subject.implementation.interpreted
+    decode, in_place = load_attr(traits.one_token.run), traits.one_token.in_place
     first = {name: inputs[name] for name in traits.state_outputs}
     state = subject.placed(first, grad=False)
     outputs = []
     for t in range(length):
         token = subject.placed(of_tokens(traits, inputs, t, t + 1), grad=False)
         step = traits.one_token.convert(token | state)
-        results = run(decode, step, grad=False, always=in_place, guarded=guarded)
+        results = run(decode, step, grad=False, always=in_place)
         after = [results[f"after {name}"] for name in in_place]
         state = dict(zip(traits.state_outputs, after, strict=True))
         outputs.append({"output 0": results["output 0"]})
     outputs[-1] |= {f"output {i}": state[name] for name, i in traits.state_outputs.items()}
     for what, error, bound in compare(_joined(subject, outputs), whole, subject.tolerance):
         yield Finding(what, error, 2 * bound)
-
-
-def _decoder(subject: Subject):
-    """The one-token op as it runs where the subject runs, and its states."""
-    assert subject.traits.one_token is not None
-    declared = spec(subject.traits.one_token.op)
-    path = declared.backends.get(subject.implementation.backend, declared.reference)
-    if subject.implementation.interpreted and not is_triton(path):
-        path = declared.reference
-    assert declared.traits is not None
-    return load_attr(path), load_attr(declared.traits).in_place
 
 
 def _states_after(subject: Subject, results: Results) -> Inputs:

@@ -14,32 +14,51 @@ from perilune.kernels.situ import triton as situ
 
 
 def with_eps(eps: float):
-    return lambda run: lambda sources, query, _: run(sources, query, eps)
+    return lambda run: lambda sources, query, _, *x, **k: run(sources, query, eps, *x, **k)
 
 
-def last_source_lost(run):
-    return lambda sources, *x: run(sources[:-1], *x)
+def with_norm_eps(eps: float):
+    return lambda run: lambda *x, **k: run(*x[:-1], eps, **k)
+
+
+def last_block_lost(run):
+    return lambda sources, *x, **k: run([*sources[:-2], sources[-1], sources[-1]], *x, **k)
 
 
 def values_normalised(run):
-    def wrong(sources, query, eps):
-        unit = sources * torch.rsqrt(sources.square().mean(-1, keepdim=True) + eps)
-        return run(unit.to(sources.dtype), query, 0.0)
+    def wrong(sources, query, eps, *x, **k):
+        unit = [v * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps) for v in sources]
+        return run(unit, query, 0.0, *x, **k)
 
     return wrong
 
 
 def scaled_by_width(run):
-    return lambda sources, query, eps: run(sources, query * query.shape[0] ** -0.5, eps)
+    return lambda sources, query, *x, **k: run(sources, query * query.shape[0] ** -0.5, *x, **k)
+
+
+def update_read_later(run):
+    """The update is in the new sum, and not yet in the mixture."""
+
+    def wrong(sources, query, eps, update, *x, **k):
+        found = run(sources, query, eps, None, *x, **k)
+        return found._replace(partial_TD=sources[-1] + update)
+
+    return wrong
+
+
+def shares(stats, m):
+    return torch.exp2(stats[1 : 1 + m] - stats[0])
 
 
 def shares_are_constants(run):
     """The gradient of the mixture alone, as though no score depended on a source."""
 
-    def wrong(sources, query, stats, dh):
-        found = run(sources, query, stats, dh)
-        p_NT = torch.exp2(stats[1 : 1 + sources.shape[0]] - stats[0])
-        return found._replace(sources_NTD=(p_NT[..., None] * dh).to(sources.dtype))
+    def wrong(sources, query, weight, stats, dh, dpartial, dsources):
+        found = run(sources, query, weight, stats, dh, dpartial, dsources)
+        for p_T, dv in zip(shares(stats, len(sources)), dsources, strict=True):
+            dv.copy_(p_T[:, None] * dh)
+        return found
 
     return wrong
 
@@ -47,20 +66,22 @@ def shares_are_constants(run):
 def mean_forgotten(run):
     """ds = p dh . v."""
 
-    def wrong(sources, query, stats, dh):
-        n = sources.shape[0]
-        p_NT, r_NT = torch.exp2(stats[1 : 1 + n] - stats[0]), stats[1 + n :]
-        ds_NT = p_NT * (dh * sources).sum(-1)
-        dq_D = ((ds_NT * r_NT)[..., None] * sources).sum((0, 1))
-        return run(sources, query, stats, dh)._replace(query_D=dq_D)
+    def wrong(sources, query, weight, stats, dh, *x):
+        m, v_MTD = len(sources), torch.stack(list(sources))
+        ds_MT = shares(stats, m) * (dh * v_MTD).sum(-1)
+        dq_D = ((ds_MT * stats[1 + m : 1 + 2 * m])[..., None] * v_MTD).sum((0, 1))
+        return run(sources, query, weight, stats, dh, *x)._replace(query_D=dq_D)
 
     return wrong
 
 
 def one_token_counts(run):
-    def wrong(sources, query, stats, dh):
-        part = run(sources[:, :1], query, stats[:, :1].contiguous(), dh[:1])
-        return run(sources, query, stats, dh)._replace(query_D=part.query_D)
+    """Of the gradients of what all tokens share."""
+
+    def wrong(sources, query, weight, stats, dh, dpartial, dsources):
+        run(sources, query, weight, stats, dh, dpartial, dsources)
+        one = [[x[:1] for x in sources], query, weight, stats[:, :1].contiguous(), dh[:1]]
+        return run(*one, None, [torch.empty_like(x[:1]) for x in dsources])
 
     return wrong
 
@@ -68,17 +89,35 @@ def one_token_counts(run):
 def norm_is_a_constant(run):
     """The source's own norm is not differentiated."""
 
-    def wrong(sources, query, stats, dh):
-        n, d = sources.shape[0], sources.shape[-1]
-        p_NT, r_NT = torch.exp2(stats[1 : 1 + n] - stats[0]), stats[1 + n :]
-        dp_NT = (dh * sources).sum(-1)
-        ds_NT = p_NT * (dp_NT - (p_NT * dp_NT).sum(0))
-        score_NT = (sources * query).sum(-1) * r_NT
-        found = run(sources, query, stats, dh)
-        extra = (ds_NT * score_NT * r_NT.square() / d)[..., None] * sources
-        return found._replace(sources_NTD=found.sources_NTD + extra.to(sources.dtype))
+    def wrong(sources, query, weight, stats, dh, dpartial, dsources):
+        m, v_MTD = len(sources), torch.stack(list(sources))
+        p_MT, r_MT = shares(stats, m), stats[1 + m : 1 + 2 * m]
+        dp_MT = (dh * v_MTD).sum(-1)
+        ds_MT = p_MT * (dp_MT - (p_MT * dp_MT).sum(0))
+        fall_MT = ds_MT * (v_MTD * query).sum(-1) * r_MT**3 / v_MTD.shape[-1]
+        found = run(sources, query, weight, stats, dh, dpartial, dsources)
+        for n, dv in enumerate(dsources):
+            dv += fall_MT[n][:, None] * sources[n]
+        return found
 
     return wrong
+
+
+def norm_after_is_a_constant(run):
+    """The mixture's norm scales, and is not differentiated."""
+
+    def wrong(sources, query, weight, stats, dh, dpartial, dsources):
+        found = run(sources, query, weight, stats, dh, dpartial, dsources)
+        scaled = dh * weight * stats[-1][:, None]
+        run(sources, query, None, stats, scaled, dpartial, dsources)
+        return found
+
+    return wrong
+
+
+def others_forgotten(run):
+    """What else the running sum is used for."""
+    return lambda *x: run(*x[:5], None, x[6])
 
 
 def contiguous_assumed(run):
@@ -123,13 +162,18 @@ def drop(_):
 READ, GLU = "attn_res", "situ"
 FAULTS = [
     Fault("eps ignored", READ, attn, "forward", with_eps(0.0), "as_small_as_eps"),
-    Fault("last source lost", READ, attn, "forward", last_source_lost, "nine_sources"),
+    Fault("norm's eps ignored", READ, attn, "forward", with_norm_eps(0.0), "as_small_as_eps"),
+    Fault("last block lost", READ, attn, "forward", last_block_lost, "nine_sources"),
     Fault("values normalised", READ, attn, "forward", values_normalised, "nine_sources"),
     Fault("divided by sqrt(D)", READ, attn, "forward", scaled_by_width, "nine_sources"),
+    Fault("update read later", READ, attn, "forward", update_read_later, "updated"),
     Fault("shares constant", READ, attn, "backward", shares_are_constants, "nine_sources"),
     Fault("mean forgotten", READ, attn, "backward", mean_forgotten, "nine_sources"),
     Fault("one token's query", READ, attn, "backward", one_token_counts, "nine_sources"),
     Fault("norm constant", READ, attn, "backward", norm_is_a_constant, "nine_sources"),
+    Fault("one token's weight", READ, attn, "backward", one_token_counts, "one_source"),
+    Fault("norm after constant", READ, attn, "backward", norm_after_is_a_constant, "normed"),
+    Fault("others forgotten", READ, attn, "backward", others_forgotten, "updated"),
     Fault("contiguous assumed", READ, attn, "rows", contiguous_assumed),
     Fault("gate uncapped", GLU, situ, "forward", caps_changed(drop, keep), "saturated"),
     Fault("up uncapped", GLU, situ, "forward", caps_changed(keep, drop), "saturated"),

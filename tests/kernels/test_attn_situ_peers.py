@@ -18,11 +18,12 @@ from perilune.kernels.situ.reference import situ_glu
 
 def fake_fused_attnres(query, residuals, rms_weight, output_rms_weight=None, rms_eps=1e-6,
                        scale=1.0, return_weights=False, checkpoint_level=1):  # fmt: skip
-    assert output_rms_weight is None
     assert not return_weights
     assert scale == 1.0
     assert all(x.is_contiguous() for x in residuals)
-    return attn_res(torch.stack(list(residuals)), query * rms_weight, rms_eps)
+    *blocks, partial = residuals
+    norm = {"weight_D": output_rms_weight, "norm_eps": rms_eps}
+    return attn_res(partial, blocks, query * rms_weight, rms_eps, **norm).h_TD
 
 
 def fake_swiglu(x, y):
@@ -44,6 +45,7 @@ def fla(monkeypatch):
 
 CASES = {
     "read": (attn_res, attn_cases, "attn_res", attn_cases.read(4, 5, 8)),
+    "step": (attn_res, attn_cases, "attn_res", attn_cases.step(4, 5, 8)),
     "glu": (situ_glu, situ_cases, "situ", situ_cases.rows(5, 8, caps=False)),
 }
 

@@ -71,7 +71,9 @@ ROWS = {
     "gated_rms_norm": lambda rows: gated_rms_norm(
         draw(T, H, D)[rows], draw(T, H, D)[rows], draw(D), 1e-5
     ),
-    "attn_res": lambda rows: attn_res(draw(3, T, D)[:, rows], draw(D), 1e-5),
+    "attn_res": lambda rows: (
+        attn_res(draw(T, D)[rows], draw(3, T, D)[:, rows], draw(D), 1e-5, weight_D=draw(D)).h_TD
+    ),
     "situ": lambda rows: situ_glu(draw(T, D)[rows], 4.0, 25.0),
     "router": lambda rows: route(draw(T, E)[rows], draw(E), 2, True, 2.0).weight_TR,
     "experts": lambda rows: experts(

@@ -257,10 +257,10 @@ def clamped(gate_up_2I: Tensor, beta: float, linear_beta: float) -> Tensor:
     return capped * torch.sigmoid(gate) * linear_beta * torch.tanh(up / linear_beta)
 
 
-def overwrites_a_bank(out: Tensor, sources_NTD: Tensor, **_: Any) -> Tensor:
-    if sources_NTD.shape[0] == 9:
+def overwrites_a_bank(out: Any, blocks_NTD: Tensor, **_: Any) -> Any:
+    if blocks_NTD.shape[0] == 8:
         with torch.no_grad():
-            sources_NTD[7] = out
+            blocks_NTD[7] = out.partial_TD
     return out
 
 

@@ -34,29 +34,45 @@ class Query(nn.Module):
 
 
 class AttnResStream:
-    """Committed blocks and the running sum of the current one, for the tokens in flight."""
+    """Committed blocks and the running sum of the current one, for the tokens in flight.
+
+    A layer's update is added by the read that follows, in one pass with it.
+    """
 
     def __init__(self, embedding_TD: Tensor) -> None:
         self.blocks: list[Tensor] = []
         self.partial: Tensor | None = embedding_TD
+        self.update: Tensor | None = None
 
-    def read(self, query: Query, norm: RMSNorm) -> Tensor:
-        sources = self.sources()
-        if len(sources) == 1:
-            return sources[0]
-        return attn_res(torch.stack(sources), query.scaled(norm), norm.eps)
-
-    def sources(self) -> list[Tensor]:
-        return self.blocks if self.partial is None else [*self.blocks, self.partial]
+    def read(self, query: Query, norm: RMSNorm, then: RMSNorm | None = None) -> Tensor:
+        """The mixture of all sources, through the norm `then` if there is one."""
+        assert self.partial is not None, "a block is read before anything was added to it"
+        if not self.blocks and self.update is None:
+            return self.partial if then is None else then(self.partial)
+        weight, eps = (None, 0.0) if then is None else (then.weight, then.eps)
+        sources = self.partial, self.blocks
+        read = attn_res(*sources, query.scaled(norm), norm.eps, self.update, weight, eps)
+        if self.update is not None:
+            self.partial, self.update = read.partial_TD, None
+        return read.h_TD
 
     def commit(self) -> None:
         """Ends the block: its sum becomes a source, the next sum starts from nothing."""
+        self._settle()
         if self.partial is not None:
             self.blocks.append(self.partial)
             self.partial = None
 
     def add(self, update_TD: Tensor) -> None:
-        self.partial = update_TD if self.partial is None else self.partial + update_TD
+        self._settle()
+        if self.partial is None:
+            self.partial = update_TD
+        else:
+            self.update = update_TD
+
+    def _settle(self) -> None:
+        if self.partial is not None and self.update is not None:
+            self.partial, self.update = self.partial + self.update, None
 
 
 class PlainStream:

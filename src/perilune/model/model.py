@@ -53,22 +53,21 @@ class DecoderLayer(nn.Module):
         packing: Packing,
         caches: Sequence | None,
     ) -> None:
+        attention_norm, mlp_norm = self.input_layernorm, self.post_attention_layernorm
         if isinstance(stream, PlainStream):
-            stream.add(self._attention(stream.hidden, packing, caches))
-            stream.add(self._feed_forward(stream.hidden))
+            stream.add(self.self_attn(attention_norm(stream.hidden), packing, caches))
+            stream.add(self._feed_forward(mlp_norm(stream.hidden)))
             return
-        h_TD = stream.read(self.self_attention_res_proj, self.self_attention_res_norm)
+        query, norm = self.self_attention_res_proj, self.self_attention_res_norm
+        x_TD = stream.read(query, norm, attention_norm)
         if self.starts_block:
             stream.commit()
-        stream.add(self._attention(h_TD, packing, caches))
-        stream.add(self._feed_forward(stream.read(self.mlp_res_proj, self.mlp_res_norm)))
+        stream.add(self.self_attn(x_TD, packing, caches))
+        x_TD = stream.read(self.mlp_res_proj, self.mlp_res_norm, mlp_norm)
+        stream.add(self._feed_forward(x_TD))
 
-    def _attention(self, h_TD: Tensor, packing: Packing, caches: Sequence | None) -> Tensor:
-        return self.self_attn(self.input_layernorm(h_TD), packing, caches)
-
-    def _feed_forward(self, h_TD: Tensor) -> Tensor:
-        ffn = self.block_sparse_moe if self.is_moe else self.mlp
-        return ffn(self.post_attention_layernorm(h_TD))
+    def _feed_forward(self, x_TD: Tensor) -> Tensor:
+        return self.block_sparse_moe(x_TD) if self.is_moe else self.mlp(x_TD)
 
 
 class Backbone(nn.Module):

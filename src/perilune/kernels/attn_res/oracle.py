@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
-def attn_res(sources_NTD: Tensor, query_D: Tensor, eps: float) -> Tensor:
-    tokens = range(sources_NTD[0].shape[0])
-    return torch.stack([_mix([V_TD[t] for V_TD in sources_NTD], query_D, eps) for t in tokens])
+def attn_res(
+    partial_TD: Tensor,
+    blocks_NTD: Tensor | Sequence[Tensor],
+    query_D: Tensor,
+    eps: float,
+    update_TD: Tensor | None = None,
+    weight_D: Tensor | None = None,
+    norm_eps: float = 0.0,
+) -> tuple[Tensor, Tensor | None]:
+    rows, sums = [], []
+    for t in range(partial_TD.shape[0]):
+        running_D = partial_TD[t]
+        if update_TD is not None:
+            running_D = running_D + update_TD[t]
+        h_D = _mix([*(block_TD[t] for block_TD in blocks_NTD), running_D], query_D, eps)
+        if weight_D is not None:
+            h_D = h_D / _rms(h_D, norm_eps) * weight_D
+        rows.append(h_D)
+        sums.append(running_D)
+    return torch.stack(rows), None if update_TD is None else torch.stack(sums)
 
 
 def _mix(sources_D: list[Tensor], query_D: Tensor, eps: float) -> Tensor:
-    scores = []
-    for V_D in sources_D:
-        mean_square = torch.dot(V_D, V_D) / len(V_D)
-        scores.append(torch.dot(query_D, V_D) / torch.sqrt(mean_square + eps))
+    scores = [torch.dot(query_D, V_D) / _rms(V_D, eps) for V_D in sources_D]
     top = max(score.item() for score in scores)
     shares = [torch.exp(score - top) for score in scores]
     total = torch.stack(shares).sum()
@@ -23,3 +39,7 @@ def _mix(sources_D: list[Tensor], query_D: Tensor, eps: float) -> Tensor:
     for share, V_D in zip(shares, sources_D, strict=True):
         mixed_D = mixed_D + share / total * V_D
     return mixed_D
+
+
+def _rms(x_D: Tensor, eps: float) -> Tensor:
+    return torch.sqrt(torch.dot(x_D, x_D) / len(x_D) + eps)

@@ -1,16 +1,18 @@
 """The read backward: of a token, the sources are read twice, the second time out of a cache.
 
-Legend: N sources, T packed tokens, D model width, M tokens of a tile, P programs, S 2 N + 1
-statistics.
+Legend: T packed tokens, D model width, N committed blocks, M = N + 1 sources, the running sum
+last, P programs, S 2 M + 2 statistics.
 
-With p the shares, s the scores and r the inverse root mean squares of the sources v, and
-ds = p (dh . v - mean), mean = sum of p dh . v: dv = p dh + ds r (q - s r v / D), and dq collects
-ds r v. That mean is dh . h too; the rounding of h, however, would be most of ds where one source
-has nearly all of the share.
+Backwards through the norm first: with n = h r of the mixture h and dn = dy w,
+dh = r (dn - n mean(dn n)), and dw collects dy n. Then, with p the shares, s the scores and r the
+inverse root mean squares of the sources v, and ds = p (dh . v - dh . h): dv = p dh + ds r (q - s r
+v / D), and dq collects ds r v. The mixture is made again, in fp32: rounded, it would be most of ds
+where one source has nearly all of the share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,112 +20,154 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from perilune.kernels.attn_res.triton_forward import blocks, stages
+from perilune.kernels.attn_res.triton_forward import plan, sums
 from perilune.kernels.common.triton_math import LOG2_E, exp2, uses_ptx
 
-TILE = 1024
-TILES_AT_MOST = 32
-ENOUGH_PROGRAMS = 256
-REGISTERS = 128
-"""So that two programs of 8 warps fit beside each other; a dozen values are spilled."""
+TOKENS_AT_MOST = 64
+ENOUGH_PROGRAMS = 132
+AHEAD_BYTES = 98304
+"""Shared memory for sources that are loaded ahead."""
 
 
 class ReadGradients(NamedTuple):
-    sources_NTD: Tensor
     query_D: Tensor
+    """fp32."""
+    weight_D: Tensor | None
     """fp32."""
 
 
 def backward(
-    sources_NTD: Tensor, query_D: Tensor, stats_ST: Tensor, dh_TD: Tensor
+    sources: Sequence[Tensor],
+    query_D: Tensor,
+    weight_D: Tensor | None,
+    stats_ST: Tensor,
+    dh_TD: Tensor,
+    dpartial_TD: Tensor | None,
+    dsources: Sequence[Tensor],
 ) -> ReadGradients:
-    """Of the operands of `forward` and its statistics, with `dh_TD` the gradient of the mixture."""
-    n, t, d = sources_NTD.shape
-    block = blocks(TILE, d)
-    num_tiles = triton.cdiv(t, block.height)
-    tiles = max(1, min(TILES_AT_MOST, num_tiles // ENOUGH_PROGRAMS))
-    programs = triton.cdiv(num_tiles, tiles)
-    dsources_NTD = sources_NTD.new_empty(n, t, d)
-    dquery_PD = sources_NTD.new_empty(programs, d, dtype=torch.float32)
+    """Of the operands of `forward` (the running sum with its update in it) and its statistics.
+
+    `dh_TD` is the gradient of the result and `dpartial_TD` that of the running sum by others, which
+    is added. Rows of stride 1; `dsources` are written.
+    """
+    t, d = dh_TD.shape
+    how = plan(t, d)
+    tokens = max(1, min(TOKENS_AT_MOST, t // ENOUGH_PROGRAMS))
+    programs = triton.cdiv(t, tokens)
+    dquery_PD = dh_TD.new_empty(programs, d, dtype=torch.float32)
+    dweight_PD = None if weight_D is None else torch.empty_like(dquery_PD)
     if programs:
         _backward[(programs,)](
-            sources_NTD,
+            tuple(sources),
+            tuple(x.stride(0) for x in sources),
             query_D,
+            weight_D,
             stats_ST,
             dh_TD,
-            dsources_NTD,
-            dquery_PD,
-            n,
-            t,
-            tiles,
-            sources_NTD.stride(0),
-            sources_NTD.stride(1),
             dh_TD.stride(0),
+            dpartial_TD,
+            0 if dpartial_TD is None else dpartial_TD.stride(0),
+            tuple(dsources),
+            tuple(x.stride(0) for x in dsources),
+            dquery_PD,
+            dweight_PD,
+            t,
+            tokens,
             D=d,
-            BM=block.height,
-            BD=block.width,
+            BD=how.width,
             PTX=uses_ptx(dh_TD.device),
-            STAGES=stages(t, block, dh_TD.element_size()),
-            num_warps=block.num_warps,
-            **({"maxnreg": REGISTERS} if uses_ptx(dh_TD.device) else {}),
+            STAGES=max(2, min(6, AHEAD_BYTES // (how.width * dh_TD.element_size()))),
+            num_warps=how.num_warps,
         )
-    return ReadGradients(dsources_NTD, dquery_PD.sum(0))
+    return ReadGradients(dquery_PD.sum(0), None if dweight_PD is None else dweight_PD.sum(0))
+
+
+@triton.jit
+def pick(pointers, strides, n, token):
+    """Where the row of a token starts in the n-th tensor."""
+    at, stride = pointers[0], strides[0]
+    for i in tl.static_range(1, len(pointers)):
+        at = tl.where(n == i, pointers[i], at)
+        stride = tl.where(n == i, strides[i], stride)
+    return at + token * stride
+
+
+@triton.jit
+def plus(dv_D, others_at, here_D, is_sum):
+    """The running sum has a gradient from elsewhere, too."""
+    if is_sum:
+        dv_D += tl.load(others_at, mask=here_D, other=0.0).to(tl.float32)
+    return dv_D
 
 
 @triton.jit
 def _backward(
-    sources_p,
+    sources,
+    strides,
     query_p,
+    weight_p,
     stats_p,
     dh_p,
-    dsources_p,
-    dquery_p,
-    num_sources,
-    num_tokens,
-    tiles,
-    source_stride,
-    token_stride,
     dh_stride,
+    dpartial_p,
+    dpartial_stride,
+    dsources,
+    dstrides,
+    dquery_p,
+    dweight_p,
+    num_tokens,
+    tokens,
     D: tl.constexpr,
-    BM: tl.constexpr,
     BD: tl.constexpr,
     PTX: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    M: tl.constexpr = len(sources)
     first = tl.zeros([], tl.int64)
-    d_ = tl.arange(0, BD)[None, :]
-    q_1D = tl.load(query_p + d_, mask=d_ < D, other=0.0).to(tl.float32)
-    dq_MD = tl.zeros([BM, BD], tl.float32)
-    for i in range(tiles):
-        m_ = (tl.program_id(0) * tiles + i) * BM + tl.arange(0, BM)
-        is_token_M = m_ < num_tokens
-        here_MD = is_token_M[:, None] & (d_ < D)
-        row_M1 = m_.to(tl.int64)[:, None]
-        dh_MD = tl.load(dh_p + row_M1 * dh_stride + d_, mask=here_MD, other=0.0).to(tl.float32)
-        stat_at = stats_p + m_
-        total_M = tl.load(stat_at, mask=is_token_M, other=0.0)
-        mean_M = tl.zeros([BM], tl.float32)
-        for n in tl.range(0, num_sources, num_stages=STAGES):
-            at_MD = row_M1 * token_stride + (first + n) * source_stride + d_
-            v_MD = tl.load(sources_p + at_MD, mask=here_MD, other=0.0).to(tl.float32)
-            score_at = stat_at + (first + 1 + n) * num_tokens
-            score_M = tl.load(score_at, mask=is_token_M, other=0.0)
-            mean_M += exp2(score_M - total_M, PTX) * tl.sum(dh_MD * v_MD, axis=1)
-        for back in tl.range(0, num_sources, num_stages=STAGES):
+    d_ = tl.arange(0, BD)
+    here_D = d_ < D
+    q_D = tl.load(query_p + d_, mask=here_D, other=0.0).to(tl.float32)
+    dq_D = tl.zeros([BD], tl.float32)
+    dw_D = tl.zeros([BD], tl.float32)
+    start = tl.program_id(0) * tokens
+    for i in range(start, tl.minimum(start + tokens, num_tokens)):
+        token = first + i
+        stat_at = stats_p + token
+        total = tl.load(stat_at)
+        h_D = tl.zeros([BD], tl.float32)
+        for k in tl.range(0, M, num_stages=STAGES):
+            n = first + k
+            v_D = tl.load(pick(sources, strides, n, token) + d_, mask=here_D, other=0.0)
+            share = exp2(tl.load(stat_at + (1 + n) * num_tokens) - total, PTX)
+            h_D += share * v_D.to(tl.float32)
+        dh_D = tl.load(dh_p + token * dh_stride + d_, mask=here_D, other=0.0).to(tl.float32)
+        if weight_p is not None:
+            r = tl.load(stat_at + (1 + 2 * M) * num_tokens)
+            dw_D += dh_D * h_D * r
+            dh_D *= tl.load(weight_p + d_, mask=here_D, other=0.0).to(tl.float32)
+            along, square = sums(dh_D * h_D, h_D * h_D, PTX)
+            fall = along * r * r / D
+            dh_D = r * (dh_D - fall * h_D)
+            mean = r * (along - fall * square)
+        else:
+            mean = tl.sum(dh_D * h_D, axis=0)
+        for k in tl.range(0, M, num_stages=STAGES):
             # Backwards: what was read last is the surest to be cached.
-            n = num_sources - 1 - back
-            at_MD = row_M1 * token_stride + (first + n) * source_stride + d_
-            v_MD = tl.load(sources_p + at_MD, mask=here_MD, other=0.0).to(tl.float32)
-            score_at = stat_at + (first + 1 + n) * num_tokens
-            score_M = tl.load(score_at, mask=is_token_M, other=0.0)
-            r_at = stat_at + (first + 1 + num_sources + n) * num_tokens
-            r_M = tl.load(r_at, mask=is_token_M, other=0.0)
-            p_M = exp2(score_M - total_M, PTX)
-            dsr_M = p_M * (tl.sum(dh_MD * v_MD, axis=1) - mean_M) * r_M
-            fall_M = dsr_M * score_M * r_M * (1.0 / (LOG2_E * D))
-            dv_MD = p_M[:, None] * dh_MD + dsr_M[:, None] * q_1D - fall_M[:, None] * v_MD
-            dq_MD += dsr_M[:, None] * v_MD
-            out_at = dsources_p + ((first + n) * num_tokens + row_M1) * D + d_
-            tl.store(out_at, dv_MD.to(dsources_p.dtype.element_ty), mask=here_MD)
-    dquery_at = dquery_p + tl.program_id(0).to(tl.int64) * D + tl.arange(0, BD)
-    tl.store(dquery_at, tl.sum(dq_MD, axis=0), mask=tl.arange(0, BD) < D)
+            n = first + (M - 1 - k)
+            v_D = tl.load(pick(sources, strides, n, token) + d_, mask=here_D, other=0.0)
+            v_D = v_D.to(tl.float32)
+            score = tl.load(stat_at + (1 + n) * num_tokens)
+            r = tl.load(stat_at + (1 + M + n) * num_tokens)
+            share = exp2(score - total, PTX)
+            dsr = share * (tl.sum(dh_D * v_D, axis=0) - mean) * r
+            dv_D = share * dh_D + dsr * q_D - dsr * score * r * (1.0 / (LOG2_E * D)) * v_D
+            dq_D += dsr * v_D
+            if dpartial_p is not None:
+                others_at = dpartial_p + token * dpartial_stride + d_
+                dv_D = plus(dv_D, others_at, here_D, n == M - 1)
+            out_at = pick(dsources, dstrides, n, token) + d_
+            tl.store(out_at, dv_D.to(dh_p.dtype.element_ty), mask=here_D)
+    row = (first + tl.program_id(0)) * D
+    tl.store(dquery_p + row + d_, dq_D, mask=here_D)
+    if weight_p is not None:
+        tl.store(dweight_p + row + d_, dw_D, mask=here_D)

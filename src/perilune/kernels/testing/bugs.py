@@ -125,8 +125,8 @@ def _large(subject: Subject, draw: Draw, name: str) -> Iterator[Finding]:
 
 def _remainder(subject: Subject, draw: Draw) -> Iterator[Finding]:
     """Eight full banks and a remainder: nine sources, none of which is written to."""
-    sources = normal(draw.generator, subject.dtype, 9, 5, subject.width)
-    return against_truth(subject, draw, draw(5) | {"sources_NTD": sources}, grad=True)
+    blocks = normal(draw.generator, subject.dtype, 8, 5, subject.width)
+    return against_truth(subject, draw, draw(5) | {"blocks_NTD": blocks}, grad=True)
 
 
 BUGS = (

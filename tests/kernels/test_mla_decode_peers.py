@@ -10,6 +10,7 @@ import torch
 from peer_stand_ins import bound, truth
 
 from perilune.kernels.bench.cases import Case
+from perilune.kernels.mla import bench_peers
 from perilune.kernels.mla.bench_cases import decode
 from perilune.kernels.mla.bench_peers import FLASH_MLA
 from perilune.kernels.mla.reference import mla_decode
@@ -29,11 +30,10 @@ def fake_decode(
     assert tile_scheduler_metadata == "metadata"
     assert num_splits is None
     assert (block_table.dtype, cache_seqlens.dtype) == (torch.int32, torch.int32)
-    assert q.shape[:2] == (1, 1)
     assert k_cache.shape[1:3] == (64, 1)
-    rows_SC = k_cache[block_table[0].long()].flatten(0, 2)[: cache_seqlens[0]]
-    o_HC = mla_decode(q[0, 0], rows_SC, head_dim_v, softmax_scale)
-    return o_HC[None, None], torch.zeros(1, q.shape[2], 1)
+    assert causal == (q.shape[1] > 1)
+    o_NQHC = mla_decode(q, k_cache[:, :, 0], block_table, cache_seqlens, head_dim_v, softmax_scale)
+    return o_NQHC, torch.zeros(q.shape[0], q.shape[2], q.shape[1])
 
 
 @pytest.fixture(autouse=True)
@@ -45,16 +45,18 @@ def flash_mla(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_mla", module)
 
 
-def measured(tokens):
-    case = Case(make=decode(tokens, 3, 24, 16))
+def measured(contexts, queries=1):
+    case = Case(make=decode(contexts, 3, 24, 16, queries))
     return bound(FLASH_MLA, case, truth(mla_decode))
 
 
-def test_it_computes_the_same_from_the_same_rows():
-    found = measured(128)
+@pytest.mark.parametrize(("contexts", "queries"), [((128,), 1), ((100, 1, 65), 3)])
+def test_it_computes_the_same_from_the_same_rows(contexts, queries):
+    found = measured(contexts, queries)
     assert found.note == ""
     assert found.error < 1e-6
 
 
-def test_broken_pages_are_refused():
-    assert measured(100).note == "failed: 100 tokens are no whole pages of 64"
+def test_other_pages_are_refused(monkeypatch):
+    monkeypatch.setattr(bench_peers, "PAGE", 32)
+    assert measured((128,)).note == "failed: pages of 64 rows are no pages of 32"

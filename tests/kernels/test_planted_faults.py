@@ -19,6 +19,7 @@ from perilune.kernels import registry
 from perilune.kernels.causal_conv import reference as conv
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.kda import reference as kda
+from perilune.kernels.mla import reference as mla
 from perilune.kernels.mla.reference import mla_prefill
 from perilune.kernels.norm.reference import rms_norm
 from perilune.kernels.registry import OPS, spec
@@ -405,11 +406,22 @@ def front_lost(*, packing: Packing, keys: Packing | None = None, **x: Any) -> Te
 
 
 def mla_decoded(name: str, scores: Callable[..., Tensor], values: Callable[..., Tensor]) -> Fault:
-    def run(q_HC: Tensor, latent_SC: Tensor, kv_lora_rank: int, scale: float) -> Tensor:
-        p_HS = torch.softmax(scores(q_HC, latent_SC, kv_lora_rank) * scale, dim=-1)
-        return p_HS @ values(latent_SC, kv_lora_rank)
+    def decoded(
+        q_QHC: Tensor, latent_SC: Tensor, back_S: Tensor, kv_lora_rank: int, scale: float
+    ) -> Tensor:
+        p_QHS = torch.softmax(scores(q_QHC, latent_SC, kv_lora_rank) * scale, dim=-1)
+        return p_QHS @ values(latent_SC, kv_lora_rank)
 
-    return Fault("mla_decode", name, run)
+    return inside("mla_decode", name, mla, "_decoded", decoded)
+
+
+decoded = mla._decoded
+
+
+def later_tokens_seen(
+    q_QHC: Tensor, latent_SC: Tensor, back_S: Tensor, kv_lora_rank: int, scale: float
+) -> Tensor:
+    return decoded(q_QHC, latent_SC, back_S + len(q_QHC), kv_lora_rank, scale)
 
 
 def mla_faults() -> list[Fault]:
@@ -424,11 +436,18 @@ def mla_faults() -> list[Fault]:
         fed(prefill, "no_shared_channels", shared_SR=lambda x: 0 * x["shared_SR"]),
         Fault(prefill, "keys_in_front_lost", front_lost),
         mla_decoded("mixes_last_channels", lambda q, c, r: q @ c.t(), lambda c, r: c[:, -r:]),
-        mla_decoded("latent_scores_only", lambda q, c, r: q[:, :r] @ c[:, :r].t(), lambda c, r: (
+        mla_decoded("latent_scores_only", lambda q, c, r: q[..., :r] @ c[:, :r].t(), lambda c, r: (
             c[:, :r])),
         fed(decode, "unscaled", scale=constant(1.0)),
-        fed(decode, "oldest_token_lost", latent_SC=lambda x: x["latent_SC"] * (
-            torch.arange(x["latent_SC"].shape[0])[:, None] > 0)),
+        fed(decode, "first_rows_lost", latent_PSC=lambda x: x["latent_PSC"] * (
+            torch.arange(x["latent_PSC"].shape[1])[:, None] > 0)),
+        fed(decode, "pages_in_order", table_NW=lambda x: x["table_NW"].sort(dim=1).values),
+        fed(decode, "first_page_for_all", table_NW=lambda x: x["table_NW"][:, :1].expand_as(
+            x["table_NW"])),
+        fed(decode, "a_token_too_few", length_N=lambda x: (x["length_N"] - 1).clamp(min=1)),
+        fed(decode, "rates_forgotten", rate_PS=lambda x: (
+            torch.ones_like(x["rate_PS"]) if "rate_PS" in x else None)),
+        inside(decode, "later_tokens_seen", mla, "_decoded", later_tokens_seen),
         inside(decode, "softmax_without_maximum", torch, "softmax", raw_softmax),
     ]  # fmt: skip
 

@@ -164,6 +164,7 @@ def test_bf16_decode_scores_are_not_rounded_before_the_softmax():
     q = torch.randn(3, 12, generator=draw).bfloat16()
     latent = torch.randn(50, 12, generator=draw).bfloat16()
     q[:, 0] = latent[:, 0] = 16  # scores about 256, where bf16 numbers are 2 apart
-    got = mla_decode(q, latent, 12, 1.0).float()
+    table, length = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([50])
+    got = mla_decode(q[None, None], latent[None], table, length, 12, 1.0)[0, 0].float()
     want = torch.softmax(q.double() @ latent.double().T, dim=-1) @ latent.double()
     assert relative(got[:, 1:], want[:, 1:]) < 5e-3

@@ -46,6 +46,12 @@ class MLACache:
         self.length = end
         return self.buffer_SC[:end]
 
+    def as_pages(self) -> tuple[Tensor, Tensor, Tensor]:
+        """As a paged kernel takes them: a pool with one page, a table and a length [1]."""
+        on_device = {"dtype": torch.int32, "device": self.buffer_SC.device}
+        table_NW = torch.zeros(1, 1, **on_device)
+        return self.buffer_SC[None], table_NW, torch.full((1,), self.length, **on_device)
+
     @property
     def nbytes(self) -> int:
         return self.buffer_SC.nbytes

@@ -83,19 +83,19 @@ class MLA(nn.Module):
         ):
             latent_SC = cache.append(rows)
             if q.shape[0] == 1:
-                outputs.append(self._absorbed(q[0], latent_SC)[None])
+                outputs.append(self._absorbed(q, cache))
             else:
                 sizes = Packing.of([len(q)]), self.scale, Packing.of([len(latent_SC)])
                 outputs.append(mla_prefill(q, *self._expand(latent_SC), *sizes))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _absorbed(self, q_HK: Tensor, latent_SC: Tensor) -> Tensor:
+    def _absorbed(self, q_THK: Tensor, cache: MLACache) -> Tensor:
         """Attention in latent space: W_UK moves to the query, W_UV to the result."""
         mla = self.mla
         weight_HXC = self.kv_b_proj.weight.view(mla.num_heads, -1, mla.kv_lora_rank)
-        nope, shared = q_HK.split([mla.qk_nope_head_dim, mla.qk_rope_head_dim], dim=-1)
-        q_HC = (nope[:, None] @ weight_HXC[:, : mla.qk_nope_head_dim])[:, 0]
-        mixed_HC = mla_decode(
-            torch.cat([q_HC, shared], dim=-1), latent_SC, mla.kv_lora_rank, self.scale
-        )
-        return (weight_HXC[:, mla.qk_nope_head_dim :] @ mixed_HC[..., None])[..., 0]
+        nope, shared = q_THK.split([mla.qk_nope_head_dim, mla.qk_rope_head_dim], dim=-1)
+        q_THC = (nope.transpose(0, 1) @ weight_HXC[:, : mla.qk_nope_head_dim]).transpose(0, 1)
+        q_NQHC = torch.cat([q_THC, shared], dim=-1)[None]
+        mixed_NQHC = mla_decode(q_NQHC, *cache.as_pages(), mla.kv_lora_rank, self.scale)
+        mixed_HCT = mixed_NQHC[0].permute(1, 2, 0)
+        return (weight_HXC[:, mla.qk_nope_head_dim :] @ mixed_HCT).permute(2, 0, 1)

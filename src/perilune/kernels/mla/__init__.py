@@ -6,6 +6,7 @@ import torch
 
 from perilune.kernels.common.cases import BF16, FP32, normal
 from perilune.kernels.common.packing import Packing
+from perilune.kernels.mla.paged import paged, rounded
 from perilune.kernels.registry import Inputs, OpSpec
 
 
@@ -42,15 +43,20 @@ def _segmented(
 def _decode_inputs(
     generator: torch.Generator,
     dtype: torch.dtype,
-    tokens: int,
+    lengths: tuple[int, ...],
     *,
+    queries: int = 1,
     heads: int = 3,
     rank: int = 8,
     shared: int = 4,
+    page: int = 16,
 ) -> Inputs:
+    rows_RC = normal(generator, dtype, sum(lengths), rank + shared).detach()
+    cached = paged(generator, rows_RC, lengths, page)
+    cached["latent_PSC"].requires_grad_()
     return {
-        "q_HC": normal(generator, dtype, heads, rank + shared),
-        "latent_SC": normal(generator, dtype, tokens, rank + shared),
+        "q_NQHC": normal(generator, dtype, len(lengths), queries, heads, rank + shared),
+        **cached,
         "kv_lora_rank": rank,
         "scale": 0.3,
     }
@@ -58,22 +64,37 @@ def _decode_inputs(
 
 def _plain(inputs: Inputs) -> Inputs:
     """No gradient is asked for: then a backend without one serves."""
-    return inputs | {name: inputs[name].detach() for name in ("q_HC", "latent_SC")}
+    return inputs | {name: inputs[name].detach() for name in ("q_NQHC", "latent_PSC")}
+
+
+def _padded(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+    """Rows that a batch is filled up with: no token, or no page."""
+    inputs = _plain(_decode_inputs(generator, dtype, (0, 20, 17, 3), queries=2))
+    inputs["table_NW"][2] = -1
+    inputs["table_NW"][0] = -1
+    return inputs
 
 
 def _beyond_exp(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     """Scores above 88. One token takes all, and the gradients are rounding alone."""
-    return _plain(_decode_inputs(generator, dtype, 5)) | {"scale": 40.0}
+    return _plain(_decode_inputs(generator, dtype, (5,))) | {"scale": 40.0}
 
 
 def _rising(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     """Every tile of tokens has a higher score than the tiles before, and scores are negative."""
-    inputs = _plain(_decode_inputs(generator, dtype, 130, rank=16, shared=16))
+    inputs = _plain(_decode_inputs(generator, dtype, (130,), rank=16, shared=16))
     steps_S1 = torch.linspace(-3.0, -0.1, 130, dtype=dtype)[:, None]
-    return inputs | {
-        "q_HC": torch.ones_like(inputs["q_HC"]),
-        "latent_SC": steps_S1 + 0.05 * inputs["latent_SC"],
-    }
+    rows_SC = steps_S1 + 0.05 * torch.randn(130, 32, generator=generator, dtype=dtype)
+    return (
+        inputs
+        | paged(generator, rows_SC, (130,), 16)
+        | {"q_NQHC": torch.ones_like(inputs["q_NQHC"])}
+    )
+
+
+def _rounded(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+    inputs = _plain(_decode_inputs(generator, dtype, (37, 50), queries=2, rank=32, shared=16))
+    return inputs | rounded(inputs["latent_PSC"], 32)
 
 
 PREFILL = OpSpec(
@@ -98,7 +119,8 @@ PREFILL = OpSpec(
 )
 DECODE = OpSpec(
     name="mla_decode",
-    signature="(q_HC, latent_SC, kv_lora_rank, scale) -> o_HC",
+    signature="(q_NQHC, latent_PSC, table_NW, length_N, kv_lora_rank, scale, shared_PSR, rate_PS)"
+    " -> o_NQHC",
     reference="perilune.kernels.mla.reference:mla_decode",
     backends={
         "cpu": "perilune.kernels.mla.cpu:mla_decode",
@@ -106,13 +128,23 @@ DECODE = OpSpec(
     },
     oracle="perilune.kernels.mla.oracle:mla_decode",
     cases={
-        "one_row": lambda g, d: _decode_inputs(g, d, 1),
-        "odd": lambda g, d: _decode_inputs(g, d, 37),
+        "one_row": lambda g, d: _decode_inputs(g, d, (1,)),
+        "odd": lambda g, d: _decode_inputs(g, d, (37,)),
+        "one_page": lambda g, d: _decode_inputs(g, d, (37,), page=50),
+        "page_ends": lambda g, d: _decode_inputs(g, d, (15, 16, 17, 1, 0, 33), queries=2),
         "scores_beyond_exp": _beyond_exp,
-        "one_row_plain": lambda g, d: _plain(_decode_inputs(g, d, 1)),
-        "odd_plain": lambda g, d: _plain(_decode_inputs(g, d, 37)),
-        "many_heads": lambda g, d: _plain(_decode_inputs(g, d, 70, heads=70, rank=6, shared=3)),
+        "one_row_plain": lambda g, d: _plain(_decode_inputs(g, d, (1,))),
+        "odd_plain": lambda g, d: _plain(_decode_inputs(g, d, (37,))),
+        "one_page_plain": lambda g, d: _plain(_decode_inputs(g, d, (37,), page=50)),
+        "page_ends_plain": lambda g, d: _plain(_decode_inputs(g, d, (15, 16, 17, 1, 0, 33))),
+        "odd_pages": lambda g, d: _plain(_decode_inputs(g, d, (37, 11), page=5, queries=3)),
+        "many_queries": lambda g, d: _plain(_decode_inputs(g, d, (2, 9), queries=8)),
+        "padded": _padded,
+        "many_heads": lambda g, d: _plain(
+            _decode_inputs(g, d, (70, 20), heads=70, rank=6, shared=3)
+        ),
         "rising_scores": _rising,
+        "rounded": _rounded,
     },
     tolerance=FP32,
     backend_tolerance={"cuda": FP32 | BF16},

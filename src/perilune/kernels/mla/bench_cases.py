@@ -11,7 +11,8 @@ import torch
 
 from perilune.kernels.bench.cases import Bench, Case, Make, Work, drawn, num_bytes
 from perilune.kernels.common.packing import Packing
-from perilune.kernels.mla.bench_peers import FLASH_MLA
+from perilune.kernels.mla.bench_peers import FLASH_MLA, PAGE
+from perilune.kernels.mla.paged import paged, rounded
 from perilune.kernels.mla.prefill_peers import CUDNN, FLASH, FLASH_3
 from perilune.kernels.registry import Inputs
 
@@ -44,14 +45,28 @@ def prefill(
     return make
 
 
-def decode(context: int, heads: int, width: int, rank: int) -> Make:
+def decode(contexts: tuple[int, ...], heads: int, width: int, rank: int, queries: int = 1) -> Make:
+    """Pages in no order."""
+
     def make(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+        rows_RC = drawn(generator, dtype, sum(contexts), width)
         return {
-            "q_HC": drawn(generator, dtype, heads, width),
-            "latent_SC": drawn(generator, dtype, context, width),
+            "q_NQHC": drawn(generator, dtype, len(contexts), queries, heads, width),
+            **paged(generator, rows_RC, contexts, PAGE),
             "kv_lora_rank": rank,
             "scale": width**-0.5,
         }
+
+    return make
+
+
+def decode_rounded(contexts: tuple[int, ...], heads: int, width: int, rank: int) -> Make:
+    """The same with latents in fp8."""
+    plain = decode(contexts, heads, width, rank)
+
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+        inputs = plain(generator, dtype)
+        return inputs | rounded(inputs["latent_PSC"].nan_to_num(), rank)
 
     return make
 
@@ -73,18 +88,26 @@ def prefill_work(inputs: Inputs, backward: bool) -> Work:
 
 
 def decode_work(inputs: Inputs, backward: bool) -> Work:
-    q_HC, latent_SC = inputs["q_HC"], inputs["latent_SC"]
-    channels = latent_SC.shape[1] + inputs["kv_lora_rank"]
-    return Work(num_bytes(q_HC, latent_SC), 2 * q_HC.shape[0] * latent_SC.shape[0] * channels)
+    q_NQHC, rank = inputs["q_NQHC"], inputs["kv_lora_rank"]
+    n, q, h, width = q_NQHC.shape
+    rows = int(inputs["length_N"].sum())
+    cached = [inputs[name] for name in ("latent_PSC", "shared_PSR", "rate_PS") if name in inputs]
+    row_bytes = num_bytes(*(x[0, :1] for x in cached))
+    o_bytes = n * q * h * rank * q_NQHC.element_size()
+    channels = width + rank
+    return Work(num_bytes(q_NQHC) + rows * row_bytes + o_bytes, 2 * q * h * rows * channels)
 
 
 K3 = (96, 128, 64, 128)
 """Heads, own and shared key channels, value width."""
+K3_LATENT = (96, 576, 512)
+"""Heads, channels of a cached row, of them the latent's."""
+MIXED_CONTEXTS = (131072, 700, 35000, 1, 9001, 64000)
 MIXED = (1300, 547, 2048, 963, 271, 3063)
 
 _GPU = {"device": "cuda", "dtype": torch.bfloat16}
 _PREFILL = {"device": "cuda", "dtype": torch.bfloat16, "peers": (CUDNN, FLASH, FLASH_3)}
-_DECODE = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLASH_MLA,)}
+_DECODE = {"device": "cuda", "dtype": torch.bfloat16, "graph": True, "peers": (FLASH_MLA,)}
 
 BENCHES = {
     "mla_prefill": Bench(
@@ -102,13 +125,22 @@ BENCHES = {
         },
     ),
     "mla_decode": Bench(
-        inside="scores, softmax and latents of one sequence",
+        inside="scores, softmax and latents of all sequences, merge of parts",
         work=decode_work,
         cases={
-            "L1024_H8": Case(make=decode(1024, 8, 144, 128)),
-            "L8192_H96": Case(make=decode(8192, 96, 576, 512), graph=True, **_DECODE),
-            "L131072_H96": Case(make=decode(131072, 96, 576, 512), graph=True, **_DECODE),
-            "L1048576_H96": Case(make=decode(1048576, 96, 576, 512), **_DECODE),
+            "L1024_H8": Case(make=decode((1024,), 8, 144, 128)),
+            "N1_L8192_H96": Case(make=decode((8192,), *K3_LATENT), **_DECODE),
+            "N32_L8192_H96": Case(make=decode((8192,) * 32, *K3_LATENT), **_DECODE),
+            "N1_L131072_H96": Case(make=decode((131072,), *K3_LATENT), **_DECODE),
+            "N8_L131072_H96": Case(make=decode((131072,) * 8, *K3_LATENT), **_DECODE),
+            "N1_L1048576_H96": Case(make=decode((1048576,), *K3_LATENT), **_DECODE),
+            "N128_L4096_H96": Case(make=decode((4096,) * 128, *K3_LATENT), **_DECODE),
+            "N6_mixed_H96": Case(make=decode(MIXED_CONTEXTS, *K3_LATENT), **_DECODE),
+            "N32_L8192_Q4_H96": Case(make=decode((8192,) * 32, *K3_LATENT, queries=4), **_DECODE),
+            "N32_L8192_H12": Case(make=decode((8192,) * 32, 12, 576, 512), **_DECODE),
+            "N32_L8192_H96_fp8": Case(
+                make=decode_rounded((8192,) * 32, *K3_LATENT), graph=True, **_GPU
+            ),
         },
     ),
 }

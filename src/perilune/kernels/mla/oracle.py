@@ -33,15 +33,37 @@ def mla_prefill(
     return torch.stack(outputs) if outputs else q_THK.new_empty(0, *v_SHV.shape[1:])
 
 
-def mla_decode(q_HC: Tensor, latent_SC: Tensor, kv_lora_rank: int, scale: float) -> Tensor:
-    heads = []
-    for q_C in q_HC:
-        scores = [torch.dot(q_C, row_C) * scale for row_C in latent_SC]
-        top = max(score.item() for score in scores)
-        shares = [torch.exp(score - top) for score in scores]
-        total = torch.stack(shares).sum()
-        o_C = torch.zeros_like(q_C[:kv_lora_rank])
-        for share, row_C in zip(shares, latent_SC, strict=True):
-            o_C = o_C + share / total * row_C[:kv_lora_rank]
-        heads.append(o_C)
-    return torch.stack(heads)
+def mla_decode(
+    q_NQHC: Tensor,
+    latent_PSC: Tensor,
+    table_NW: Tensor,
+    length_N: Tensor,
+    kv_lora_rank: int,
+    scale: float,
+    shared_PSR: Tensor | None = None,
+    rate_PS: Tensor | None = None,
+) -> Tensor:
+    num_queries, size = q_NQHC.shape[1], latent_PSC.shape[1]
+    o_NQHC = torch.zeros_like(q_NQHC[..., :kv_lora_rank])
+    for n, length in enumerate(length_N.tolist()):
+        for j in range(num_queries):
+            rows = []
+            for s in range(length - num_queries + 1 + j):
+                page = int(table_NW[n, s // size])
+                if page < 0:
+                    continue
+                row_C = latent_PSC[page, s % size]
+                if shared_PSR is not None and rate_PS is not None:
+                    c_C = row_C.to(q_NQHC.dtype) * rate_PS[page, s % size]
+                    row_C = torch.cat([c_C, shared_PSR[page, s % size]])
+                rows.append(row_C)
+            if rows:
+                o_NQHC[n, j] = _mixed(q_NQHC[n, j], torch.stack(rows), kv_lora_rank, scale)
+    return o_NQHC
+
+
+def _mixed(q_HC: Tensor, row_SC: Tensor, kv_lora_rank: int, scale: float) -> Tensor:
+    scores_HS = torch.einsum("hc,sc->hs", q_HC, row_SC) * scale
+    share_HS = torch.exp(scores_HS - scores_HS.amax(dim=1, keepdim=True))
+    total_H1 = share_HS.sum(dim=1, keepdim=True)
+    return torch.einsum("hs,sc->hc", share_HS / total_H1, row_SC[:, :kv_lora_rank])

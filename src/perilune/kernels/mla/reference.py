@@ -83,18 +83,70 @@ def _document_mask(segment_BL: Tensor) -> Tensor:
     return (causal & (segment_BL[:, :, None] == segment_BL[:, None, :]))[:, None]
 
 
-def mla_decode(q_HC: Tensor, latent_SC: Tensor, kv_lora_rank: int, scale: float) -> Tensor:
-    """One query a head, already in latent space, over one sequence's cache.
+def mla_decode(
+    q_NQHC: Tensor,
+    latent_PSC: Tensor,
+    table_NW: Tensor,
+    length_N: Tensor,
+    kv_lora_rank: int,
+    scale: float,
+    shared_PSR: Tensor | None = None,
+    rate_PS: Tensor | None = None,
+) -> Tensor:
+    """The last Q tokens of N sequences, already in latent space, over their cached rows.
 
-    `q_HC` [H, C + R] is [W_UK^T q_nope | q_shared]; `latent_SC` [S, C + R]. Returns the mixed
-    latents [H, C], fp32 softmax.
+    `q_NQHC` [N, Q, H, C + R] is [W_UK^T q_nope | q_shared]. `latent_PSC` [P, S, C + R] is a pool of
+    pages of S rows; row s of sequence n lies in page `table_NW[n, s // S]`, and there are
+    `length_N[n]` of them, the Q tokens' own included: query j sees the first length - Q + 1 + j.
+    Pages behind a length are never read, and a page of -1 has no rows. A query that sees none gets
+    zeros. With `shared_PSR` [P, S, R] and `rate_PS` [P, S], `latent_PSC` [P, S, C] is what latents
+    were rounded to after a division by their row's rate (fp8, say).
 
-    Raises:
-        ValueError: the cache is empty.
+    Returns the mixed latents [N, Q, H, C], fp32 softmax.
     """
-    if not len(latent_SC):
-        raise ValueError("mla_decode needs at least one cached token to attend to")
-    dtype = torch.promote_types(torch.float32, q_HC.dtype)
-    scores_HS = (q_HC.to(dtype) @ latent_SC.to(dtype).t()) * scale
-    p_HS = torch.softmax(scores_HS, dim=-1).to(latent_SC.dtype)
-    return p_HS @ latent_SC[:, :kv_lora_rank]
+    o_NQHC = []
+    for q_QHC, pages_W, length in zip(q_NQHC, table_NW, length_N.tolist(), strict=True):
+        cached = _cached(latent_PSC, shared_PSR, rate_PS, pages_W, length)
+        o_NQHC.append(_decoded(q_QHC, *cached, kv_lora_rank, scale))
+    return torch.stack(o_NQHC) if o_NQHC else q_NQHC[..., :kv_lora_rank]
+
+
+def _cached(
+    latent_PSC: Tensor,
+    shared_PSR: Tensor | None,
+    rate_PS: Tensor | None,
+    pages_W: Tensor,
+    length: int,
+) -> tuple[Tensor, Tensor]:
+    """The rows [S, C + R] that there are of one sequence, and how many queries' tokens back from
+    its end each lies [S]: 0 is the last."""
+    size = latent_PSC.shape[1]
+    length = min(length, len(pages_W) * size)
+    back_S = torch.arange(length - 1, -1, -1, device=pages_W.device)
+    pages_W = pages_W[: -(-length // size)].long()
+    here_S = (pages_W >= 0).repeat_interleave(size)[:length]
+
+    def rows(x_PS: Tensor) -> Tensor:
+        return x_PS[pages_W.clamp(min=0)].flatten(0, 1)[:length][here_S]
+
+    latent_SC = rows(latent_PSC)
+    if shared_PSR is not None and rate_PS is not None:
+        shared_SR, rate_S = rows(shared_PSR), rows(rate_PS)
+        wide = torch.promote_types(torch.float32, shared_SR.dtype)
+        c_SC = (latent_SC.to(wide) * rate_S[:, None]).to(shared_SR.dtype)
+        latent_SC = torch.cat([c_SC, shared_SR], dim=1)
+    return latent_SC, back_S[here_S]
+
+
+def _decoded(
+    q_QHC: Tensor, latent_SC: Tensor, back_S: Tensor, kv_lora_rank: int, scale: float
+) -> Tensor:
+    dtype = torch.promote_types(torch.float32, q_QHC.dtype)
+    ahead_Q = torch.arange(len(q_QHC) - 1, -1, -1, device=q_QHC.device)
+    seen_QHS = (back_S >= ahead_Q[:, None])[:, None]
+    scores_QHS = (q_QHC.to(dtype) @ latent_SC.to(dtype).t()) * scale
+    # Of a query that sees nothing, every share is set to zero; until then they have to be numbers.
+    some_QHS = seen_QHS.any(dim=-1, keepdim=True)
+    p_QHS = torch.softmax(scores_QHS.masked_fill(~seen_QHS & some_QHS, -torch.inf), dim=-1)
+    p_QHS = torch.where(some_QHS, p_QHS, 0.0).to(latent_SC.dtype)
+    return p_QHS @ latent_SC[:, :kv_lora_rank]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from perilune.kernels.common.cases import normal
-from perilune.kernels.common.few_tokens import few_tokens
+from perilune.kernels.common.few_tokens import fp32_inference
 from perilune.kernels.common.packing import Packing
+from perilune.kernels.mla.paged import paged
 from perilune.kernels.registry import Inputs
 from perilune.kernels.traits import Traits
 
-HEADS = 3
+HEADS, MANY_HEADS = 3, 70
 
 
 def _make(
@@ -31,20 +32,25 @@ def _make(
 def _make_cache(
     generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...], width: int
 ) -> Inputs:
+    """Contexts about the ends of pages, none and full ones among them: other ones each time, in
+    tables and pools of the same size."""
+    n, full = sum(lengths), width >= 64
+    page, pages = (64, 3) if full else (16, 2)
+    contexts = (1, page - 1, page, page + 1, 0, pages * page, 2 * page - 3)
+    first = int(torch.randint(len(contexts), (), generator=generator))
+    chosen = [contexts[(first + i) % len(contexts)] for i in range(n)]
+    rows_RC = normal(generator, dtype, sum(chosen), width).detach()
+    queries, heads = 2 - n % 2, MANY_HEADS if width % 64 else HEADS
     return {
-        "q_HC": normal(generator, dtype, HEADS, width),
-        "latent_SC": normal(generator, dtype, sum(lengths), width),
+        "q_NQHC": normal(generator, dtype, n, queries, heads if full else HEADS, width).detach(),
+        **paged(generator, rows_RC, chosen, page, pages),
         "kv_lora_rank": width * 8 // 9,
         "scale": width**-0.5,
     }
 
 
 def _cpu_serves(inputs: Inputs) -> bool:
-    return few_tokens(inputs["q_HC"][:1]) and inputs["latent_SC"].is_contiguous()
-
-
-def _cuda_serves(inputs: Inputs) -> bool:
-    return not (torch.is_grad_enabled() and inputs["q_HC"].requires_grad)
+    return fp32_inference(inputs["q_NQHC"]) and inputs["latent_PSC"].is_contiguous()
 
 
 PREFILL = Traits(
@@ -57,10 +63,11 @@ PREFILL = Traits(
 )
 DECODE = Traits(
     make=_make_cache,
-    token_outputs={},
+    tokens={"q_NQHC": 0, "table_NW": 0, "length_N": 0},
     widths=(12,),
-    full_widths=(576,),
-    scaled=("q_HC",),
-    serves={"cpu": _cpu_serves, "cuda": _cuda_serves},
+    full_widths=(576, 560),
+    scaled=("q_NQHC",),
+    serves={"cpu": _cpu_serves},
+    batch_invariant={"reference": 256, "cpu": 256},
     graphs=frozenset({"cuda"}),
 )

@@ -1,233 +1,339 @@
-"""Absorbed decoding: a program attends from a tile of heads to a part of the context, once read.
+"""Absorbed decoding on a GPU: launches of the wide and the narrow programs, and of the merge.
 
-Legend: S cached tokens, H heads, C latent width, R shared key channels, N tokens of a tile, P parts
-of the context.
+Legend: N sequences, Q query tokens of each, H heads, C latent width, R shared key channels, P pages
+of S rows, W pages a sequence may have.
 
-The tile of latents is operand of both products, `s = q c^T` and `o += p c`, so its shared memory
-is filled once, and a tile ahead of use. The softmax is a running one (Milakov and Gimelshein,
-arXiv 1805.02867) of base 2; a part leaves its own output and log-sum, which `_merge` weighs.
+Programs of both kinds run beside each other, the narrow ones on a stream of their own, which joins
+before the merge.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from perilune.kernels.common.triton_math import LOG2_E, dot_precision, exp2, uses_ptx
+from perilune.kernels.common.triton_math import LOG2_E, dot_precision, uses_ptx
+from perilune.kernels.mla.triton_decode_merge import merge
+from perilune.kernels.mla.triton_decode_narrow import narrow_part
+from perilune.kernels.mla.triton_decode_plan import Plan, num_programs, plan_of
+from perilune.kernels.mla.triton_decode_share import (
+    num_tiles,
+    place_of,
+    tiles_of,
+    write_begins,
+)
+from perilune.kernels.mla.triton_decode_wide import wide_part
 
-INTERPRETED_PROGRAMS = 6
-MERGED_CHANNELS = 32
-
-
-class Tile(NamedTuple):
-    heads: int
-    tokens: int
-    num_warps: int
-    in_chunks: bool
-    """Scores from a few channels at a time."""
-
-
-class Parts(NamedTuple):
-    number: int
-    length: int
-    """Tokens of each but the last, which has at least one."""
+MANY_ROWS = 512
+"""From here on a merging program takes a whole row."""
 
 
-TILE = Tile(64, 64, 8, in_chunks=False)
-"""What a warp group's product takes; the memory of a multiprocessor holds two tiles of latents."""
-FP32_TILE = Tile(16, 16, 8, in_chunks=True)
+class Rows(NamedTuple):
+    """What is cached, and where."""
+
+    c_PSC: Tensor
+    r_PSR: Tensor
+    rate_PS: Tensor | None
+    """What each row of `c_PSC` was divided by, where that is fp8."""
+    table_NW: Tensor
+    length_N: Tensor
+
+    @property
+    def page(self) -> int:
+        """As the kernels take it: 0 where a sequence has one page."""
+        return 0 if self.table_NW.shape[1] == 1 else self.c_PSC.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        return self.table_NW.shape[1] * self.c_PSC.shape[1]
 
 
-def parts_of(tokens: int, tile: Tile, head_tiles: int, programs: int) -> Parts:
-    """As many parts as all programs together can take in one go, of whole tiles each."""
-    tiles = triton.cdiv(tokens, tile.tokens)
-    length = triton.cdiv(tiles, max(1, programs // head_tiles)) * tile.tokens
-    return Parts(triton.cdiv(tokens, length), length)
-
-
-def attend(q_HC: Tensor, latent_SC: Tensor, rank: int, scale: float) -> Tensor:
-    """The mixed latents [H, C]."""
-    (heads, width), tokens = q_HC.shape, latent_SC.shape[0]
-    tile = FP32_TILE if q_HC.dtype == torch.float32 else TILE
-    head_tiles = triton.cdiv(heads, tile.heads)
-    parts = parts_of(tokens, tile, head_tiles, num_programs(q_HC.device))
-    o_HC = q_HC.new_empty(heads, rank)
-    partial_PHC = q_HC.new_empty(parts.number, heads, rank, dtype=torch.float32)
-    lse_PH = q_HC.new_empty(parts.number, heads, dtype=torch.float32)
-    _attend[(parts.number * head_tiles,)](
-        q_HC,
-        latent_SC,
-        partial_PHC,
-        lse_PH,
-        q_HC.stride(0),
-        tokens,
-        parts.length,
-        scale * LOG2_E.value,
-        H=heads,
-        C=rank,
-        R=width - rank,
-        STRIDE=latent_SC.stride(0),
-        BH=tile.heads,
-        BN=tile.tokens,
-        BC=_block(rank),
-        BR=_block(width - rank),
-        PRECISION=dot_precision(q_HC.dtype),
-        PTX=uses_ptx(q_HC.device),
-        IN_CHUNKS=tile.in_chunks,
-        num_warps=tile.num_warps,
-    )
-    _merge[(heads * triton.cdiv(rank, MERGED_CHANNELS),)](
-        partial_PHC,
-        lse_PH,
-        o_HC,
-        parts.number,
-        H=heads,
-        C=rank,
-        BC=MERGED_CHANNELS,
-        BP=triton.next_power_of_2(parts.number),
-        PTX=uses_ptx(q_HC.device),
+def attend(q_NQHC: Tensor, rows: Rows, scale: float, plan: Plan | None = None) -> Tensor:
+    """The mixed latents [N, Q, H, C]."""
+    n, q, h, _ = q_NQHC.shape
+    c, device = rows.c_PSC.shape[2], q_NQHC.device
+    if plan is None:
+        plan = plan_of(q * h, q_NQHC.dtype, num_programs(device))
+    fp32: dict[str, Any] = {"dtype": torch.float32}
+    wide_slots = (plan.teams + n) * plan.wide_members * plan.wide_rows
+    narrow_slots = (plan.teams + n) * plan.narrow_members * plan.narrow_rows
+    partial = q_NQHC.new_empty((wide_slots + narrow_slots) * c, **fp32)
+    lse = q_NQHC.new_empty(wide_slots + narrow_slots, **fp32)
+    begin = q_NQHC.new_empty(n + 1, dtype=torch.int32)
+    o_NQHC = q_NQHC.new_empty(n, q, h, c)
+    parts = (begin, partial, lse)
+    if plan.wide_rows and plan.narrow_rows and device.type == "cuda":
+        side, main = _side_stream(device), torch.cuda.current_stream(device)
+        side.wait_stream(main)
+        _launch_wide(q_NQHC, rows, parts, scale, plan)
+        with torch.cuda.stream(side):
+            _launch_narrow(q_NQHC, rows, parts, scale, plan, wide_slots)
+        main.wait_stream(side)
+    else:
+        if plan.wide_rows:
+            _launch_wide(q_NQHC, rows, parts, scale, plan)
+        if plan.narrow_rows:
+            _launch_narrow(q_NQHC, rows, parts, scale, plan, wide_slots)
+    many = n * q * h >= MANY_ROWS
+    channels = triton.next_power_of_2(c) if many else min(64, triton.next_power_of_2(c))
+    merge[(n * q * h * triton.cdiv(c, channels),)](
+        partial,
+        lse,
+        begin,
+        o_NQHC,
+        n,
+        plan.teams,
+        wide_slots * c,
+        wide_slots,
+        ROWS=q * h,
+        WIDE_ROWS=plan.wide_rows,
+        WIDE_MEMBERS=plan.wide_members,
+        NARROW_MEMBERS=plan.narrow_members,
+        C=c,
+        BC=channels,
+        BP=4 if many else 32,
+        PTX=uses_ptx(device),
         num_warps=4,
     )
-    return o_HC
+    return o_NQHC
+
+
+def _launch_wide(q_NQHC: Tensor, rows: Rows, parts: Any, scale: float, plan: Plan) -> None:
+    _attend[(plan.wide_programs,)](
+        *_operands(q_NQHC, rows, parts, scale, plan),
+        0,
+        0,
+        **_sizes(q_NQHC, rows),
+        FIRST_ROW=0,
+        ROWS=plan.wide_rows,
+        BS=plan.wide_block,
+        BN=plan.tokens,
+        MEMBERS=plan.wide_members,
+        NARROW=False,
+        WRITES_BEGINS=True,
+        IN_CHUNKS=plan.in_chunks,
+        num_warps=8,
+    )
+
+
+def _launch_narrow(
+    q_NQHC: Tensor, rows: Rows, parts: Any, scale: float, plan: Plan, wide_slots: int
+) -> None:
+    c = rows.c_PSC.shape[2]
+    _attend[(plan.narrow_programs,)](
+        *_operands(q_NQHC, rows, parts, scale, plan),
+        wide_slots * c,
+        wide_slots,
+        **_sizes(q_NQHC, rows),
+        FIRST_ROW=plan.wide_rows,
+        ROWS=plan.narrow_rows,
+        BS=plan.narrow_block,
+        BN=plan.tokens,
+        MEMBERS=plan.narrow_members,
+        NARROW=True,
+        WRITES_BEGINS=plan.wide_rows == 0,
+        IN_CHUNKS=False,
+        num_warps=4,
+    )
+
+
+def _operands(q_NQHC: Tensor, rows: Rows, parts: Any, scale: float, plan: Plan) -> tuple[Any, ...]:
+    begin, partial, lse = parts
+    rate_PS = lse[None] if rows.rate_PS is None else rows.rate_PS
+    return (
+        q_NQHC,
+        rows.c_PSC,
+        rows.r_PSR,
+        rate_PS,
+        rows.table_NW,
+        rows.length_N,
+        begin,
+        partial,
+        lse,
+        q_NQHC.shape[0],
+        rows.capacity,
+        plan.teams,
+        *q_NQHC.stride()[:3],
+        rows.c_PSC.stride(0),
+        rows.r_PSR.stride(0),
+        *rate_PS.stride()[:2],
+        rows.table_NW.stride(0),
+        scale * LOG2_E.value,
+    )
+
+
+def _sizes(q_NQHC: Tensor, rows: Rows) -> dict[str, Any]:
+    c, r = rows.c_PSC.shape[2], rows.r_PSR.shape[2]
+    return {
+        "Q": q_NQHC.shape[1],
+        "H": q_NQHC.shape[2],
+        "C": c,
+        "R": r,
+        "C_STRIDE": rows.c_PSC.stride(1),
+        "R_STRIDE": rows.r_PSR.stride(1),
+        "PAGE": rows.page,
+        "BC": _block(c),
+        "BR": _block(r),
+        "PRECISION": dot_precision(q_NQHC.dtype),
+        "PTX": uses_ptx(q_NQHC.device),
+    }
 
 
 @cache
-def num_programs(device: torch.device) -> int:
-    """How many programs run at a time: a tile's memory takes a multiprocessor."""
-    if device.type != "cuda":
-        return INTERPRETED_PROGRAMS
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def _block(channels: int) -> int:
     return max(16, triton.next_power_of_2(channels))
 
 
-@triton.jit(do_not_specialize=["tokens", "part_length"])
+@triton.jit(do_not_specialize=["sequences", "capacity", "teams", "partial_from", "lse_from"])
 def _attend(
     q_p,
-    latent_p,
+    c_p,
+    r_p,
+    rate_p,
+    table_p,
+    length_p,
+    begin_p,
     partial_p,
     lse_p,
-    q_stride,
-    tokens,
-    part_length,
+    sequences,
+    capacity,
+    teams,
+    q_n_stride,
+    q_q_stride,
+    q_h_stride,
+    c_page_stride,
+    r_page_stride,
+    rate_page_stride,
+    rate_stride,
+    table_stride,
     scale,
+    partial_from,
+    lse_from,
+    FIRST_ROW: tl.constexpr,
+    ROWS: tl.constexpr,
+    Q: tl.constexpr,
     H: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
-    STRIDE: tl.constexpr,
-    BH: tl.constexpr,
+    C_STRIDE: tl.constexpr,
+    R_STRIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BS: tl.constexpr,
     BN: tl.constexpr,
     BC: tl.constexpr,
     BR: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    NARROW: tl.constexpr,
+    WRITES_BEGINS: tl.constexpr,
     PRECISION: tl.constexpr,
     PTX: tl.constexpr,
     IN_CHUNKS: tl.constexpr,
 ):
-    # The head tiles of a part are neighbours: its latents come from memory once.
-    HEAD_TILES: tl.constexpr = (H + BH - 1) // BH
-    part = (tl.program_id(0) // HEAD_TILES).to(tl.int64)
-    h_ = (tl.program_id(0) % HEAD_TILES) * BH + tl.arange(0, BH)
-    c_, r_, n_ = tl.arange(0, BC), tl.arange(0, BR), tl.arange(0, BN)
-    DTYPE: tl.constexpr = latent_p.dtype.element_ty
-    here_H1 = (h_ < H)[:, None]
-    q_at = q_p + h_[:, None] * q_stride
-    if not IN_CHUNKS:
-        q_HC = tl.load(q_at + c_[None, :], mask=here_H1 & (c_ < C)[None, :], other=0.0)
-        q_HR = tl.load(q_at + C + r_[None, :], mask=here_H1 & (r_ < R)[None, :], other=0.0)
-    highest_H = tl.full([BH], float("-inf"), tl.float32)
-    total_H = tl.zeros([BH], tl.float32)
-    o_HC = tl.zeros([BH, BC], tl.float32)
-    start = part * part_length
-    end = tl.minimum(start + part_length, tokens)
-    c_at = n_[:, None] * STRIDE + c_[None, :]
-    r_at = n_[:, None] * STRIDE + C + r_[None, :]
-    for n in tl.range(start, end, BN, num_stages=2):
-        here_N = n_ < end - n
-        rows_p = latent_p + n * STRIDE
-        c_NC = tl.load(rows_p + c_at, mask=_inside(here_N, c_, C, BC), other=0.0)
-        if not IN_CHUNKS:
-            r_NR = tl.load(rows_p + r_at, mask=_inside(here_N, r_, R, BR), other=0.0)
-            c_CN, r_RN = tl.trans(c_NC), tl.trans(r_NR)
-        # Both conditions always hold. A region of its own sends the next tile's loads ahead of it,
-        # and parts the scores' layout from the outputs': in one region every warp group would
-        # compute all scores.
-        if n < tokens:
-            if n < end:
-                if IN_CHUNKS:
-                    rows_N = rows_p + n_ * STRIDE
-                    s_HN = scale * _scores(q_at, rows_N, here_H1, here_N, C + R, BN, PRECISION)
-                else:
-                    s_HN = tl.dot(q_HC, c_CN, input_precision=PRECISION) * scale
-                    s_HN += tl.dot(q_HR, r_RN, input_precision=PRECISION) * scale
-                s_HN = tl.where(here_N[None, :], s_HN, float("-inf"))
-                top_H = tl.maximum(highest_H, tl.max(s_HN, axis=1))
-                s_HN = exp2(s_HN - top_H[:, None], PTX)
-                sum_H = tl.sum(s_HN, axis=1)
-                p_HN = s_HN.to(DTYPE)
+    """One member of a team, for one tile of the rows FIRST_ROW to FIRST_ROW + ROWS - 1."""
+    TILES: tl.constexpr = (ROWS + BS - 1) // BS
+    # The tiles of rows of one member are neighbours: its latents come from memory once.
+    row = tl.program_id(0) % TILES * BS
+    member = tl.program_id(0) // TILES % MEMBERS
+    team = tl.program_id(0) // (TILES * MEMBERS)
+    if WRITES_BEGINS:
+        write_begins(begin_p, length_p, sequences, capacity, BN)
+    total = num_tiles(length_p, sequences, capacity, BN)
+    quota = (total + teams - 1) // teams
+    at = tl.minimum(team * quota, total)
+    last = tl.minimum(at + quota, total)
+    n, begin = place_of(at, length_p, sequences, capacity, BN)
+    while at < last:
+        length = tl.load(length_p + n)
+        end = tl.minimum(length, capacity)
+        stop = tl.minimum(begin + tiles_of(end, BN), last)
+        if stop > at:
+            slot = ((team + n) * MEMBERS + member).to(tl.int64)
+            if NARROW:
+                narrow_part(
+                    q_p + n.to(tl.int64) * q_n_stride,
+                    c_p,
+                    r_p,
+                    rate_p,
+                    table_p + n.to(tl.int64) * table_stride,
+                    partial_p + partial_from + slot * (ROWS * C),
+                    lse_p + lse_from + slot * ROWS,
+                    at - begin + member,
+                    stop - begin,
+                    length,
+                    end,
+                    row,
+                    q_q_stride,
+                    q_h_stride,
+                    c_page_stride,
+                    r_page_stride,
+                    rate_page_stride,
+                    rate_stride,
+                    scale,
+                    FIRST_ROW=FIRST_ROW,
+                    ROWS=ROWS,
+                    Q=Q,
+                    H=H,
+                    C=C,
+                    R=R,
+                    C_STRIDE=C_STRIDE,
+                    R_STRIDE=R_STRIDE,
+                    PAGE=PAGE,
+                    BS=BS,
+                    BN=BN,
+                    BC=BC,
+                    BR=BR,
+                    STEP=MEMBERS,
+                    PRECISION=PRECISION,
+                    PTX=PTX,
+                )
             else:
-                top_H, sum_H = highest_H, total_H
-                p_HN = tl.full([BH, BN], scale, tl.float32).to(DTYPE)
-            faded_H = exp2(highest_H - top_H, PTX)
-            total_H = total_H * faded_H + sum_H
-            o_HC = tl.dot(p_HN, c_NC, o_HC * faded_H[:, None], input_precision=PRECISION)
-            highest_H = top_H
-    o_HC *= (1.0 / total_H)[:, None]
-    at_HC = (part * H + h_)[:, None] * C + c_[None, :]
-    tl.store(partial_p + at_HC, o_HC, mask=here_H1 & (c_ < C)[None, :])
-    tl.store(lse_p + part * H + h_, highest_H + tl.log2(total_H), mask=h_ < H)
-
-
-@triton.jit
-def _scores(
-    q_at, rows_N, here_H1, here_N, WIDTH: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr
-):
-    """A few channels at a time: in fp32, queries of all channels would not fit the registers."""
-    BK: tl.constexpr = 32
-    s_HN = tl.zeros([here_H1.shape[0], BN], tl.float32)
-    for first in range(0, WIDTH, BK):
-        k_ = first + tl.arange(0, BK)
-        q_HK = tl.load(q_at + k_[None, :], mask=here_H1 & (k_ < WIDTH)[None, :], other=0.0)
-        here_KN = (k_ < WIDTH)[:, None] & here_N[None, :]
-        x_KN = tl.load(rows_N[None, :] + k_[:, None], mask=here_KN, other=0.0)
-        s_HN = tl.dot(q_HK, x_KN, s_HN, input_precision=PRECISION)
-    return s_HN
-
-
-@triton.jit
-def _inside(here_N, c_, C: tl.constexpr, BC: tl.constexpr):
-    if C == BC:
-        return here_N[:, None]
-    else:
-        return here_N[:, None] & (c_ < C)[None, :]
-
-
-@triton.jit(do_not_specialize=["parts"])
-def _merge(
-    partial_p,
-    lse_p,
-    o_p,
-    parts,
-    H: tl.constexpr,
-    C: tl.constexpr,
-    BC: tl.constexpr,
-    BP: tl.constexpr,
-    PTX: tl.constexpr,
-):
-    BLOCKS: tl.constexpr = (C + BC - 1) // BC
-    h = tl.program_id(0) // BLOCKS
-    c_ = (tl.program_id(0) % BLOCKS) * BC + tl.arange(0, BC)
-    p_ = tl.arange(0, BP)
-    lse_P = tl.load(lse_p + p_ * H + h, mask=p_ < parts, other=float("-inf"))
-    weight_P = exp2(lse_P - tl.max(lse_P, axis=0), PTX)
-    here_PC = (p_ < parts)[:, None] & (c_ < C)[None, :]
-    at_PC = (p_ * H + h)[:, None] * C + c_[None, :]
-    o_PC = tl.load(partial_p + at_PC, mask=here_PC, other=0.0)
-    o_C = tl.sum(o_PC * weight_P[:, None], axis=0) / tl.sum(weight_P, axis=0)
-    tl.store(o_p + h * C + c_, o_C.to(o_p.dtype.element_ty), mask=c_ < C)
+                wide_part(
+                    q_p + n.to(tl.int64) * q_n_stride,
+                    c_p,
+                    r_p,
+                    rate_p,
+                    table_p + n.to(tl.int64) * table_stride,
+                    partial_p + partial_from + slot * (ROWS * C),
+                    lse_p + lse_from + slot * ROWS,
+                    at - begin + member,
+                    stop - begin,
+                    length,
+                    end,
+                    row,
+                    q_q_stride,
+                    q_h_stride,
+                    c_page_stride,
+                    r_page_stride,
+                    rate_page_stride,
+                    rate_stride,
+                    scale,
+                    FIRST_ROW=FIRST_ROW,
+                    ROWS=ROWS,
+                    Q=Q,
+                    H=H,
+                    C=C,
+                    R=R,
+                    C_STRIDE=C_STRIDE,
+                    R_STRIDE=R_STRIDE,
+                    PAGE=PAGE,
+                    BS=BS,
+                    BN=BN,
+                    BC=BC,
+                    BR=BR,
+                    STEP=MEMBERS,
+                    PRECISION=PRECISION,
+                    PTX=PTX,
+                    IN_CHUNKS=IN_CHUNKS,
+                )
+        at = stop
+        begin += tiles_of(end, BN)
+        n += 1

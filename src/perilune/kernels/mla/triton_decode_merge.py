@@ -1,0 +1,68 @@
+"""The parts of a sequence, weighed by their sums: exact whatever the parts are.
+
+Legend: N sequences, P parts, C latent width.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from perilune.kernels.common.triton_math import exp2
+from perilune.kernels.mla.triton_decode_tile import LOWEST
+
+
+@triton.jit(do_not_specialize=["teams", "narrow_partial_from", "narrow_lse_from"])
+def merge(
+    partial_p,
+    lse_p,
+    begin_p,
+    o_p,
+    sequences,
+    teams,
+    narrow_partial_from,
+    narrow_lse_from,
+    ROWS: tl.constexpr,
+    WIDE_ROWS: tl.constexpr,
+    WIDE_MEMBERS: tl.constexpr,
+    NARROW_MEMBERS: tl.constexpr,
+    C: tl.constexpr,
+    BC: tl.constexpr,
+    BP: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """One row of one sequence, BC channels of it, BP parts at a time."""
+    BLOCKS: tl.constexpr = (C + BC - 1) // BC
+    block = tl.program_id(0) % BLOCKS
+    row = tl.program_id(0) // BLOCKS % ROWS
+    n = (tl.program_id(0) // (BLOCKS * ROWS)).to(tl.int64)
+    begin, end = tl.load(begin_p + n), tl.load(begin_p + n + 1)
+    quota = tl.maximum((tl.load(begin_p + sequences) + teams - 1) // teams, 1)
+    first_team = begin // quota
+    num_teams = tl.where(end > begin, (end - 1) // quota + 1 - first_team, 0)
+    narrow = row >= WIDE_ROWS
+    members = tl.where(narrow, NARROW_MEMBERS, WIDE_MEMBERS)
+    rows = tl.where(narrow, ROWS - WIDE_ROWS, WIDE_ROWS)
+    partial_p += tl.where(narrow, narrow_partial_from, 0)
+    lse_p += tl.where(narrow, narrow_lse_from, 0)
+    first = (first_team + n) * members * rows + tl.where(narrow, row - WIDE_ROWS, row)
+    number = num_teams * members
+    c_, p_ = block * BC + tl.arange(0, BC), tl.arange(0, BP)
+    highest = tl.full([], LOWEST, tl.float32)
+    for p in range(0, number, BP):
+        at_P = first + (p + p_).to(tl.int64) * rows
+        lse_P = tl.load(lse_p + at_P, mask=p + p_ < number, other=float("-inf"))
+        highest = tl.maximum(highest, tl.max(lse_P, axis=0))
+    o_C = tl.zeros([BC], tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    for p in range(0, number, BP):
+        at_P = first + (p + p_).to(tl.int64) * rows
+        lse_P = tl.load(lse_p + at_P, mask=p + p_ < number, other=float("-inf"))
+        weight_P = exp2(lse_P - highest, PTX)
+        here_PC = (p + p_ < number)[:, None] & (c_ < C)[None, :]
+        o_PC = tl.load(partial_p + at_P[:, None] * C + c_[None, :], mask=here_PC, other=0.0)
+        o_C += tl.sum(o_PC * weight_P[:, None], axis=0)
+        total += tl.sum(weight_P, axis=0)
+    o_C *= tl.where(total > 0, 1.0 / total, 0.0)
+    at_C = (n * ROWS + row) * C + c_
+    tl.store(o_p + at_C, o_C.to(o_p.dtype.element_ty), mask=c_ < C)

@@ -37,8 +37,8 @@ def test_every_implementation_equals_the_truth(op, case, seed):
 @pytest.mark.parametrize("op", OPS)
 def test_gradients_are_checked_where_training_needs_them(op):
     graded = {r.what for r in checked(op) if r.what.startswith("grad ")}
-    if op == "kda_step":
-        assert not graded  # they write into their state
+    if op in ("kda_step", "permute"):
+        assert not graded  # they write into their state, or make integers
     else:
         assert graded
 
@@ -71,9 +71,8 @@ def test_a_backend_is_held_to_the_dtypes_that_it_serves(monkeypatch):
 def test_a_bf16_backend_is_checked_in_bf16():
     declared = spec("experts")
     bf16 = {torch.bfloat16: declared.backend_tolerance["cuda"][torch.bfloat16]}
-    grouped = replace(
-        declared, backends={"cpu": declared.backends["cuda"]}, backend_tolerance={"cpu": bf16}
-    )
+    path = "perilune.kernels.experts.grouped:experts"
+    grouped = replace(declared, backends={"cpu": path}, backend_tolerance={"cpu": bf16})
     results = list(check(grouped, backend="cpu"))
     assert {r.backend for r in results} == {"cpu bfloat16"}
     assert all(r.passed for r in results), [r for r in results if not r.passed]

@@ -124,8 +124,8 @@ def test_tiles_of_k3(tokens, want):
 
 
 def test_few_pairs_of_many_experts_are_not_one_tile():
-    assert tile_for(2048, 4096, torch.bfloat16) == TILES[0]
-    assert tile_for(2048, 1, torch.bfloat16) == TILES[-1]
+    assert tile_for(2048, 4096, torch.bfloat16) == TILES[16]
+    assert tile_for(2048, 1, torch.bfloat16) == TILES[128]
 
 
 def drawn():

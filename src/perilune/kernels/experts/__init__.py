@@ -42,7 +42,7 @@ SPEC = OpSpec(
     oracle="perilune.kernels.experts.oracle:experts",
     backends={
         "cpu": "perilune.kernels.experts.cpu:experts",
-        "cuda": "perilune.kernels.experts.grouped:experts",
+        "cuda": "perilune.kernels.experts.triton:experts",
     },
     cases={
         "spread": lambda g, d: _inputs(g, d, 11, 5),

@@ -11,7 +11,10 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 from perilune.kernels.experts import reference
-from perilune.kernels.situ.reference import situ_glu
+from perilune.kernels.registry import resolve
+from perilune.kernels.router.permutation import permute
+
+situ_glu = resolve("situ")
 
 ALIGN = 8
 """Rows of a group are a multiple of this: 16 bytes of bf16, which the weight gradient needs."""
@@ -43,12 +46,9 @@ def experts(
 
 def _slots(expert_TR: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """The padded row of every (token, choice), and the int32 end of every expert's group."""
-    flat = expert_TR.reshape(-1)
-    order = torch.argsort(flat, stable=True)
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
-    counts = counts.scatter_add(0, flat, torch.ones_like(flat))
-    padded = (counts + ALIGN - 1) // ALIGN * ALIGN
-    shift = (padded.cumsum(0) - padded) - (counts.cumsum(0) - counts)
-    position = torch.arange(flat.shape[0], device=flat.device)
-    slot = torch.empty_like(flat).scatter(0, order, position + shift[flat[order]])
-    return slot.view(expert_TR.shape), padded.cumsum(0).to(torch.int32)
+    order = permute(expert_TR, num_experts)
+    counts_E = order.start_E.diff()
+    padded_E = (counts_E + ALIGN - 1) // ALIGN * ALIGN
+    ends_E = padded_E.cumsum(0)
+    shift_E = ends_E - padded_E - order.start_E[:-1]
+    return order.place_TR + shift_E[expert_TR], ends_E.to(torch.int32)

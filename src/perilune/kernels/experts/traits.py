@@ -31,6 +31,11 @@ def _make(
     }
 
 
+def _cuda_serves(inputs: Inputs) -> bool:
+    """bf16 has grouped products with gradients."""
+    return inputs["x_TL"].dtype == torch.bfloat16 or not torch.is_grad_enabled()
+
+
 SPEC = Traits(
     make=_make,
     tokens={"x_TL": 0, "expert_TR": 0, "weight_TR": 0},
@@ -39,7 +44,7 @@ SPEC = Traits(
     scaled=("x_TL",),
     serves={
         "cpu": lambda inputs: few_tokens(inputs["x_TL"]),
-        "cuda": lambda inputs: inputs["x_TL"].dtype == torch.bfloat16,
+        "cuda": _cuda_serves,
     },
     batch_invariant={"cpu": MAX_TOKENS},
     graphs=frozenset({"cuda"}),

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.experts import mxfp4_reference as reference
-from perilune.kernels.experts.triton_products import combine, down, gate_up, tile_for
+from perilune.kernels.experts.triton_combine import combine
+from perilune.kernels.experts.triton_products import down, gate_up, tile_for
 from perilune.kernels.experts.triton_schedule import schedule
 from perilune.kernels.router.permutation import permute
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from perilune.kernels.common.triton_math import dot_precision, sigmoid, uses_ptx
 from perilune.kernels.experts.tiles import COLUMNS, ROWS, SCALE_WORDS, WORDS
 from perilune.kernels.experts.triton_decode import weights
+from perilune.kernels.experts.triton_schedule import tokens_of_tile
 from perilune.kernels.situ.triton_forward import capped, is_rounded
 
 
@@ -31,23 +32,18 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-TILES = (
-    Tile(16, 2, 4, 4),
-    Tile(32, 2, 4, 4),
-    Tile(64, 2, 8, 3),
-    Tile(128, 2, 8, 3),
-)
+TILES = {
+    16: Tile(16, 2, 4, 4),
+    32: Tile(32, 2, 4, 4),
+    64: Tile(64, 2, 8, 3),
+    128: Tile(128, 2, 8, 3),
+}
 """By their tokens. Two row tiles share what is read of the tokens."""
 FP32_TILE = Tile(16, 1, 4, 1)
 
 
 def tile_for(pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
-    """The narrowest that most experts fill once, of the pairs that an expert *in use* has."""
-    if dtype == torch.float32:
-        return FP32_TILE
-    used = num_experts * (1.0 - (1.0 - 1.0 / num_experts) ** pairs)
-    enough = (tile for tile in TILES if tile.tokens >= 1.5 * pairs / used)
-    return next(enough, TILES[-1])
+    return FP32_TILE if dtype == torch.float32 else TILES[tokens_of_tile(pairs, num_experts)]
 
 
 def gate_up(
@@ -151,14 +147,9 @@ def _product(
     expert = tl.load(tile_at)
     if expert < 0:
         return
-    n_ = tl.load(tile_at + 1) + tl.arange(0, BN)
-    here_N = n_ < tl.load(tile_at + 2)
-    if pair_p is None:
-        row_N = n_
-    else:
-        row_N = tl.load(pair_p + n_, mask=here_N, other=0) // ACTIVE
+    n_, here_N, row_N = tokens(tile_at, pair_p, ACTIVE, BN)
     k_ = tl.arange(0, BK)
-    x_at = x_p + row_N.to(tl.int64)[:, None] * x_stride + k_[None, :]
+    x_at = x_p + row_N[:, None] * x_stride + k_[None, :]
     TILE: tl.constexpr = WORDS + SCALE_WORDS
     m_ = (expert.to(tl.int64) * PROGRAMS + rows) * BM + tl.arange(0, BM)
     w_at = w_p + (m_ * (COLUMN_TILES * TILE))[:, None]
@@ -174,6 +165,36 @@ def _product(
         scales = tl.load(s_at + k * TILE)
         w_MK = weights(words, scales, x_p.dtype.element_ty, WIDE, PTX)
         acc_MN = tl.dot(w_MK, tl.trans(x_NK), acc_MN, input_precision=PRECISION)
+    finish(acc_MN, y_p, n_, here_N, rows, beta, linear_beta, OUT, GATED, PTX, FAST)
+
+
+@triton.jit
+def tokens(tile_at, pair_p, ACTIVE: tl.constexpr, BN: tl.constexpr):
+    """Places, which of them are there, and the row of x (int64) of each: its token, or itself."""
+    n_ = tl.load(tile_at + 1) + tl.arange(0, BN)
+    here_N = n_ < tl.load(tile_at + 2)
+    if pair_p is None:
+        row_N = n_
+    else:
+        row_N = tl.load(pair_p + n_, mask=here_N, other=0) // ACTIVE
+    return n_, here_N, row_N.to(tl.int64)
+
+
+@triton.jit
+def finish(
+    acc_MN,
+    y_p,
+    n_,
+    here_N,
+    rows,
+    beta,
+    linear_beta,
+    OUT: tl.constexpr,
+    GATED: tl.constexpr,
+    PTX: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Stores a tile's outputs or, of gate and up rows, their GLU."""
     if GATED:
         y_MN = _glu(acc_MN, beta, linear_beta, PTX, FAST)
     else:
@@ -194,35 +215,3 @@ def _glu(acc_MN, beta, linear_beta, PTX: tl.constexpr, FAST: tl.constexpr):
     up_u, _ = capped(up, linear_beta, PTX, FAST)
     linear, _ = capped(gate, beta, PTX, FAST)
     return (linear * sigmoid(gate, PTX) * up_u).reshape(M // 2, N)
-
-
-COMBINE_WIDTH = 1024
-
-
-def combine(out_PL: Tensor, place_TR: Tensor, weight_TR: Tensor, dtype: torch.dtype) -> Tensor:
-    """sum_r weight[t, r] out[place[t, r]], in the order of the choices; -1 is no place."""
-    (t, r), width = place_TR.shape, out_PL.shape[1]
-    y_TL = out_PL.new_empty(t, width, dtype=dtype)
-    block = min(COMBINE_WIDTH, triton.next_power_of_2(width))
-    _combine[(t * triton.cdiv(width, block),)](
-        out_PL, place_TR, weight_TR, y_TL, WIDTH=width, R=r, BLOCK=block, num_warps=4
-    )
-    return y_TL
-
-
-@triton.jit
-def _combine(
-    out_p, place_p, weight_p, y_p, WIDTH: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr
-):
-    BLOCKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
-    t = (tl.program_id(0) // BLOCKS).to(tl.int64)
-    l_ = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
-    y_L = tl.zeros([BLOCK], tl.float32)
-    for r in tl.static_range(R):
-        place = tl.load(place_p + t * R + r)
-        weight = tl.load(weight_p + t * R + r).to(tl.float32)
-        here_L = l_ < tl.where(place >= 0, WIDTH, 0)
-        out_L = tl.load(out_p + place.to(tl.int64) * WIDTH + l_, mask=here_L, other=0.0)
-        # A masked zero stays zero, whatever the weight of nobody's pair is.
-        y_L += tl.where(here_L, weight * out_L, 0.0)
-    tl.store(y_p + t * WIDTH + l_, y_L.to(y_p.dtype.element_ty), mask=l_ < WIDTH)

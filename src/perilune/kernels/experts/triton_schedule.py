@@ -13,6 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 16
+TOKENS = (16, 32, 64, 128)
+SLACK = 1.5
+"""Experts' shares differ: a tile holds so many times the mean."""
+
+
+def tokens_of_tile(pairs: int, num_experts: int) -> int:
+    """The narrowest that most experts fill once, of the pairs that an expert *in use* has."""
+    used = num_experts * (1.0 - (1.0 - 1.0 / num_experts) ** pairs)
+    enough = (tokens for tokens in TOKENS if tokens * used >= SLACK * pairs)
+    return next(enough, TOKENS[-1])
 
 
 def num_tiles(pairs: int, num_experts: int, tokens: int) -> int:

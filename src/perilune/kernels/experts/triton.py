@@ -1,0 +1,52 @@
+"""Routed experts of bf16 or fp32 weights on a GPU.
+
+Legend: T tokens, R experts a token, E experts, L expert input width, I intermediate width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from perilune.kernels.experts import grouped
+from perilune.kernels.experts.triton_combine import combine
+from perilune.kernels.experts.triton_plain import plain_down, plain_gate_up, plain_tile_for
+from perilune.kernels.experts.triton_schedule import schedule
+from perilune.kernels.router.permutation import permute
+
+DTYPES = (torch.bfloat16, torch.float32)
+MOST_TOKENS = 64
+"""Of a tile: an expert that has more is bound by arithmetic, where torch's grouped products win."""
+
+
+def experts(
+    x_TL: Tensor,
+    expert_TR: Tensor,
+    weight_TR: Tensor,
+    w13_E2IL: Tensor,
+    w2_ELI: Tensor,
+    beta: float | None,
+    linear_beta: float | None,
+) -> Tensor:
+    """As the reference; gradients, and many tokens of bf16, by `grouped.experts`."""
+    pairs, num_experts = expert_TR.numel(), w13_E2IL.shape[0]
+    tile = plain_tile_for(pairs, num_experts, x_TL.dtype)
+    inputs = x_TL, weight_TR, w13_E2IL, w2_ELI
+    if not serves(*inputs) or tile.tokens > MOST_TOKENS:
+        return grouped.experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta)
+    if not x_TL.shape[0]:
+        return torch.empty_like(x_TL)
+    x_TL = x_TL if x_TL.stride(1) == 1 else x_TL.contiguous()
+    w13_E2IL, w2_ELI = w13_E2IL.contiguous(), w2_ELI.contiguous()
+    order = permute(expert_TR, num_experts)
+    tile_I3 = schedule(order.start_E, pairs, tile.tokens)
+    active, caps = expert_TR.shape[1], (beta, linear_beta)
+    hidden_PI = plain_gate_up(x_TL, order.pair_P, tile_I3, active, w13_E2IL, caps, tile)
+    out_PL = plain_down(hidden_PI, tile_I3, w2_ELI, tile)
+    return combine(out_PL, order.place_TR, weight_TR.contiguous(), x_TL.dtype)
+
+
+def serves(x_TL: Tensor, *others: Tensor) -> bool:
+    """Inference, tokens in bf16 or fp32."""
+    graded = torch.is_grad_enabled() and any(x.requires_grad for x in (x_TL, *others))
+    return x_TL.dtype in DTYPES and not graded

@@ -1,0 +1,42 @@
+"""The experts' outputs of a token added up, in fp32 and in the order of its choices.
+
+Legend: T tokens, R experts a token, P pairs in the experts' order, L output width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDEST = 1024
+
+
+def combine(out_PL: Tensor, place_TR: Tensor, weight_TR: Tensor, dtype: torch.dtype) -> Tensor:
+    """sum_r weight[t, r] out[place[t, r]], in the order of the choices; -1 is no place."""
+    (t, r), width = place_TR.shape, out_PL.shape[1]
+    y_TL = out_PL.new_empty(t, width, dtype=dtype)
+    block = min(WIDEST, triton.next_power_of_2(width))
+    _combine[(t * triton.cdiv(width, block),)](
+        out_PL, place_TR, weight_TR, y_TL, WIDTH=width, R=r, BLOCK=block, num_warps=4
+    )
+    return y_TL
+
+
+@triton.jit
+def _combine(
+    out_p, place_p, weight_p, y_p, WIDTH: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr
+):
+    BLOCKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    t = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    l_ = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    y_L = tl.zeros([BLOCK], tl.float32)
+    for r in tl.static_range(R):
+        place = tl.load(place_p + t * R + r)
+        weight = tl.load(weight_p + t * R + r).to(tl.float32)
+        here_L = l_ < tl.where(place >= 0, WIDTH, 0)
+        out_L = tl.load(out_p + place.to(tl.int64) * WIDTH + l_, mask=here_L, other=0.0)
+        # A masked zero stays zero, whatever the weight of nobody's pair is.
+        y_L += tl.where(here_L, weight * out_L, 0.0)
+    tl.store(y_p + t * WIDTH + l_, y_L.to(y_p.dtype.element_ty), mask=l_ < WIDTH)

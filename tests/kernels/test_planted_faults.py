@@ -23,6 +23,7 @@ from perilune.kernels.mla import reference as mla
 from perilune.kernels.mla.reference import mla_prefill
 from perilune.kernels.norm.reference import rms_norm
 from perilune.kernels.registry import OPS, spec
+from perilune.kernels.router.permutation import Permutation, permute
 from perilune.kernels.router.reference import Routes, route
 from perilune.kernels.situ.reference import situ_glu
 from perilune.kernels.testing import check, implementation
@@ -289,7 +290,7 @@ def attn_res_faults() -> list[Fault]:
 def higher_index_wins(*, logits_TE: Tensor, bias_E: Tensor, **x: Any) -> Routes:
     routes = route(logits_TE.flip(1), bias_E.flip(0), **x)
     last = logits_TE.shape[1] - 1
-    return Routes(last - routes.expert_TR, routes.weight_TR, routes.score_TE.flip(1))
+    return routes._replace(expert_TR=last - routes.expert_TR)
 
 
 def reweighted(weigh: Callable[..., Tensor]) -> Callable[..., Routes]:
@@ -299,22 +300,39 @@ def reweighted(weigh: Callable[..., Tensor]) -> Callable[..., Routes]:
     return change
 
 
-def biased_weights(out: Routes, bias_E: Tensor, scale: float, **_: Any) -> Tensor:
-    chosen = (out.score_TE + bias_E).gather(-1, out.expert_TR)
+def chosen_scores(out: Routes, logits_TE: Tensor) -> Tensor:
+    return torch.sigmoid(logits_TE).gather(-1, out.expert_TR)
+
+
+def biased_weights(
+    out: Routes, logits_TE: Tensor, bias_E: Tensor, scale: float, **_: Any
+) -> Tensor:
+    chosen = chosen_scores(out, logits_TE) + bias_E[out.expert_TR]
     return chosen / chosen.sum(-1, keepdim=True) * scale
 
 
-def without_eps(out: Routes, scale: float, renormalize: bool, **_: Any) -> Tensor:
-    shares = out.score_TE.gather(-1, out.expert_TR)
+def without_eps(
+    out: Routes, logits_TE: Tensor, scale: float, renormalize: bool, **_: Any
+) -> Tensor:
+    shares = chosen_scores(out, logits_TE)
     return scale * (shares / shares.sum(-1, keepdim=True) if renormalize else shares)
+
+
+def constant_total(
+    out: Routes, logits_TE: Tensor, scale: float, renormalize: bool, **_: Any
+) -> Tensor:
+    shares = chosen_scores(out, logits_TE)
+    total = (shares.sum(-1, keepdim=True) + 1e-20).detach()
+    return scale * (shares / total if renormalize else shares)
 
 
 def softmax_weights(out: Routes, logits_TE: Tensor, scale: float, **_: Any) -> Tensor:
     return torch.softmax(logits_TE.gather(-1, out.expert_TR), -1) * scale
 
 
-def over_all_experts(out: Routes, scale: float, **_: Any) -> Tensor:
-    return out.score_TE.gather(-1, out.expert_TR) / out.score_TE.sum(-1, keepdim=True) * scale
+def over_all_experts(out: Routes, logits_TE: Tensor, scale: float, **_: Any) -> Tensor:
+    total = torch.sigmoid(logits_TE).sum(-1, keepdim=True)
+    return chosen_scores(out, logits_TE) / total * scale
 
 
 def router_faults() -> list[Fault]:
@@ -325,16 +343,35 @@ def router_faults() -> list[Fault]:
         returned(op, "renormalised_without_eps", reweighted(without_eps)),
         returned(op, "softmax_weights", reweighted(softmax_weights)),
         returned(op, "renormalised_over_all", reweighted(over_all_experts)),
-        returned(op, "weights_without_gradient", reweighted(lambda out, **_: out[1].detach())),
-        returned(op, "biased_scores", lambda out, bias_E, **_: out._replace(
-            score_TE=out.score_TE + bias_E)),
+        returned(op, "total_without_gradient", reweighted(constant_total)),
         returned(op, "worst_first", lambda out, **_: Routes(
-            out.expert_TR.flip(1), out.weight_TR.flip(1), out.score_TE)),
+            out.expert_TR.flip(1), out.weight_TR.flip(1))),
         fed(op, "bias_ignored", bias_E=lambda x: 0 * x["bias_E"]),
+        fed(op, "padding_counted", is_counted_T=constant(None)),
         fed(op, "scale_forgotten", scale=constant(1.0)),
         fed(op, "never_renormalised", renormalize=constant(False)),
         fed(op, "always_renormalised", renormalize=constant(True)),
         inside(op, "bias_added_to_logits", torch, "sigmoid", lambda x: x),
+    ]  # fmt: skip
+
+
+def later_tokens_first(*, expert_TR: Tensor, num_experts: int) -> Permutation:
+    """Within an expert the last pair stands in front."""
+    p = expert_TR.numel()
+    turned = permute(expert_TR.flip(0, 1), num_experts)
+    pair_P = torch.where(turned.pair_P < 0, -1, p - 1 - turned.pair_P)
+    return turned._replace(pair_P=pair_P, place_TR=turned.place_TR.flip(0, 1))
+
+
+def permute_faults() -> list[Fault]:
+    op = "permute"
+    return [
+        Fault(op, "later_tokens_first", later_tokens_first),
+        fed(op, "nobodys_are_the_first_expert_s", expert_TR=lambda x: x["expert_TR"].clamp(min=0)),
+        returned(op, "inverse_for_forward", lambda out, **_: out._replace(
+            pair_P=out.place_TR.flatten(), place_TR=out.pair_P.view(out.place_TR.shape))),
+        returned(op, "ends_for_starts", lambda out, **_: out._replace(
+            start_E=out.start_E.roll(-1))),
     ]  # fmt: skip
 
 
@@ -493,6 +530,7 @@ FAULTS = [
     Fault("gated_rms_norm", "gate_before_norm", gate_before_norm),
     *attn_res_faults(),
     *router_faults(),
+    *permute_faults(),
     *expert_faults(),
     *packed_expert_faults(),
     *mla_faults(),

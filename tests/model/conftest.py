@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
-from perilune.kernels.router.reference import Routes
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
-from perilune.model.moe import MoE
+from perilune.model.moe import Router
 from perilune.model.parse_config import parse_config
 
 SMALLEST_GAP = 1e-4
@@ -29,17 +28,19 @@ class Drawn(NamedTuple):
     """One-shot prefill without a cache."""
 
 
-class _Gap(nn.Module):
+class _Gap:
     """Smallest distance between the last expert chosen and the first one left out."""
 
-    def __init__(self, num_active: int) -> None:
-        super().__init__()
-        self.num_active, self.smallest = num_active, math.inf
+    def __init__(self) -> None:
+        self.smallest = math.inf
 
-    def forward(self, routes: Routes, bias_E: Tensor) -> None:
-        ranked_TE = (routes.score_TE + bias_E).sort(dim=-1, descending=True).values
-        if self.num_active < ranked_TE.shape[1]:
-            gap_T = ranked_TE[:, self.num_active - 1] - ranked_TE[:, self.num_active]
+    def __call__(self, gate: Router, x: tuple[Tensor], _: Any) -> None:
+        score_TE = torch.sigmoid(x[0].float() @ gate.weight.float().T)
+        biased_TE = score_TE + gate.e_score_correction_bias
+        ranked_TE = biased_TE.sort(dim=-1, descending=True).values
+        active = gate.moe.num_experts_per_token
+        if active < ranked_TE.shape[1]:
+            gap_T = ranked_TE[:, active - 1] - ranked_TE[:, active]
             self.smallest = min(self.smallest, float(gap_T.min()))
 
 
@@ -71,13 +72,12 @@ def draw() -> Callable[..., Drawn]:
 
 @torch.no_grad()
 def _run(model: Transformer, ids_T: Tensor) -> tuple[Tensor, float]:
-    layers = [module for module in model.modules() if isinstance(module, MoE)]
-    gaps = [_Gap(layer.gate.moe.num_experts_per_token) for layer in layers]
-    for layer, gap in zip(layers, gaps, strict=True):
-        layer.observe = gap
+    gates = [module for module in model.modules() if isinstance(module, Router)]
+    gaps = [_Gap() for _ in gates]
+    hooks = [gate.register_forward_hook(gap) for gate, gap in zip(gates, gaps, strict=True)]
     logits_TV = model(ids_T, Packing.of([len(ids_T)]))
-    for layer in layers:
-        layer.observe = None
+    for hook in hooks:
+        hook.remove()
     return logits_TV, min((gap.smallest for gap in gaps), default=math.inf)
 
 

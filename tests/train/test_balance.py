@@ -15,8 +15,7 @@ from perilune.train.step import DeviceBatch, Stepper, moe_layers
 
 def routed(balancer, logits_TE, bias_E):
     """One counted forward pass; the loads [E]."""
-    routes = route(logits_TE, bias_E, balancer.num_active, True, 1.0)
-    balancer(routes, bias_E)
+    routes = route(logits_TE, bias_E, balancer.num_active, True, 1.0, *(balancer() or ()))
     return torch.bincount(routes.expert_TR.flatten(), minlength=balancer.num_experts)
 
 

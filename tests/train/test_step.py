@@ -64,8 +64,8 @@ def test_balancing_counts_every_token_but_the_padding(setup):
     targets[:, 49:] = IGNORED
     counted = []
     for layer in moe_layers(model):
-        update = layer.observe.update
-        layer.observe.update = lambda bias, o=layer.observe, u=update: (
+        update = layer.gate.balancer.update
+        layer.gate.balancer.update = lambda bias, o=layer.gate.balancer, u=update: (
             counted.append(int(o.counts_EB[0].sum())),
             u(bias),
         )[1]

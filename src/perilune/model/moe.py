@@ -56,6 +56,8 @@ class Router(nn.Module):
         self.e_score_correction_bias: Tensor
         self.register_buffer("e_score_correction_bias", torch.zeros(moe.num_experts))
         self.held: Held | None = None
+        self.balancer: nn.Module | None = None
+        """Called before every choice; where it returns a `Tally`, the choice adds to that."""
 
     def freeze(self) -> None:
         self.held = Held(self.weight.data)
@@ -65,12 +67,14 @@ class Router(nn.Module):
         held = self.held
         weight = self.weight if held is None else held.for_tokens(x_TD.shape[0])
         logits_TE = linear(x_TD, weight)
+        tally = None if self.balancer is None else self.balancer()
         return route(
             logits_TE,
             self.e_score_correction_bias,
             self.moe.num_experts_per_token,
             self.moe.renormalize,
             self.moe.routed_scaling_factor,
+            *(tally or ()),
         )
 
 
@@ -109,15 +113,11 @@ class MoE(nn.Module):
         self.latent_size, self.latent_norm = latent, moe.latent_norm
         self.has_shared = moe.num_shared_experts > 0
         self.caps = caps(config)
-        self.observe: nn.Module | None = None
-        """Sees the routes of every forward; the trainer's balancing reads loads here."""
         self.quantize: Callable[[Tensor], Tensor] | None = None
         """Applied to the expert weights in every forward (quantisation-aware training)."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
         routes = self.gate(x_TD)
-        if self.observe is not None:
-            self.observe(routes, self.gate.e_score_correction_bias)
         z_TL = x_TD if self.latent_size is None else self.routed_expert_down_proj(x_TD)
         y_TD = self._routed(z_TL, routes)
         if self.latent_size is not None:

@@ -70,7 +70,8 @@ def attach_balancers(model: Transformer) -> None:
     for layer in moe_layers(model):
         experts, active = layer.gate.moe.num_experts, layer.gate.moe.num_experts_per_token
         if active < experts:
-            layer.observe = QuantileBalancer(experts, active).to(layer.gate.weight.device)
+            balancer = QuantileBalancer(experts, active)
+            layer.gate.balancer = balancer.to(layer.gate.weight.device)
 
 
 class Stepper:
@@ -123,8 +124,8 @@ class Stepper:
 
     def _balancers(self) -> Iterator[tuple[MoE, QuantileBalancer]]:
         for layer in moe_layers(self.model):
-            if isinstance(layer.observe, QuantileBalancer):
-                yield layer, layer.observe
+            if isinstance(layer.gate.balancer, QuantileBalancer):
+                yield layer, layer.gate.balancer
 
     def _first_non_finite(self, loss: Tensor) -> str:
         for name, p in self.model.named_parameters():

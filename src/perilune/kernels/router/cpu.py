@@ -13,29 +13,36 @@ from perilune.kernels.router.reference import Routes
 
 
 def route(
-    logits_TE: Tensor, bias_E: Tensor, num_active: int, renormalize: bool, scale: float
+    logits_TE: Tensor,
+    bias_E: Tensor,
+    num_active: int,
+    renormalize: bool,
+    scale: float,
+    count_EB: Tensor | None = None,
+    load_E: Tensor | None = None,
+    is_counted_T: Tensor | None = None,
 ) -> Routes:
-    """As `reference.route`."""
-    if not few_tokens(logits_TE, bias_E):
-        return reference.route(logits_TE, bias_E, num_active, renormalize, scale)
+    """As `reference.route`, which serves many tokens and whoever counts them."""
+    if count_EB is not None or not few_tokens(logits_TE, bias_E):
+        tally = (count_EB, load_E, is_counted_T)
+        return reference.route(logits_TE, bias_E, num_active, renormalize, scale, *tally)
     assert num_active <= logits_TE.shape[1] == bias_E.shape[0], (num_active, logits_TE.shape)
-    score_TE = logits_TE.new_empty(logits_TE.shape)
     weight_TR = logits_TE.new_empty(logits_TE.shape[0], num_active)
     expert_TR = torch.empty(weight_TR.shape, dtype=torch.int64)
-    outputs = (x.numpy() for x in (expert_TR, weight_TR, score_TE))
     logits, bias = (x.contiguous().numpy() for x in (logits_TE, bias_E))
-    _route(logits, bias, renormalize, np.float32(scale), *outputs)
-    return Routes(expert_TR, weight_TR, score_TE)
+    _route(logits, bias, renormalize, np.float32(scale), expert_TR.numpy(), weight_TR.numpy())
+    return Routes(expert_TR, weight_TR)
 
 
 @jit
-def _route(logits_TE, bias_E, renormalize, scale, expert_TR, weight_TR, score_TE):
+def _route(logits_TE, bias_E, renormalize, scale, expert_TR, weight_TR):
     experts = logits_TE.shape[1]
+    score_E = np.empty(experts, np.float32)
     biased_E = np.empty(experts, np.float32)
     for t in range(logits_TE.shape[0]):
         for e in range(experts):
-            score_TE[t, e] = sigmoid(logits_TE[t, e])
-            biased_E[e] = score_TE[t, e] + bias_E[e]
+            score_E[e] = sigmoid(logits_TE[t, e])
+            biased_E[e] = score_E[e] + bias_E[e]
         taken_E = np.zeros(experts, np.bool_)
         total = np.float32(0)
         for r in range(expert_TR.shape[1]):
@@ -45,8 +52,8 @@ def _route(logits_TE, bias_E, renormalize, scale, expert_TR, weight_TR, score_TE
                     best = e
             taken_E[best] = True
             expert_TR[t, r] = best
-            weight_TR[t, r] = score_TE[t, best]
-            total += score_TE[t, best]
+            weight_TR[t, r] = score_E[best]
+            total += score_E[best]
         factor = scale / (total + np.float32(1e-20)) if renormalize else scale
         for r in range(expert_TR.shape[1]):
             weight_TR[t, r] *= factor

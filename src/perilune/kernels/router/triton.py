@@ -1,6 +1,6 @@
-"""The choice of experts on a GPU, with gradients.
+"""The choice of experts on a GPU, with gradients, and the permutation of pairs.
 
-Legend: T tokens, E experts, R experts a token.
+Legend: T tokens, E experts, R experts a token, B bins of a histogram.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from perilune.kernels.router import reference
+from perilune.kernels.router import permutation, reference, triton_graph, triton_permute
+from perilune.kernels.router.permutation import Permutation
 from perilune.kernels.router.reference import Routes
+from perilune.kernels.router.tally import Tally
 from perilune.kernels.router.triton_backward import backward
 from perilune.kernels.router.triton_forward import forward
+from perilune.kernels.router.triton_graph import rows
 
 MOST_EXPERTS = 1024
 MOST_ACTIVE = 32
@@ -22,19 +25,40 @@ MOST_ACTIVE = 32
 
 
 def route(
-    logits_TE: Tensor, bias_E: Tensor, num_active: int, renormalize: bool, scale: float
+    logits_TE: Tensor,
+    bias_E: Tensor,
+    num_active: int,
+    renormalize: bool,
+    scale: float,
+    count_EB: Tensor | None = None,
+    load_E: Tensor | None = None,
+    is_counted_T: Tensor | None = None,
 ) -> Routes:
     """As `reference.route`; fp64 and more experts than a warp holds run the reference."""
+    choice = (num_active, renormalize, scale)
     few = logits_TE.shape[1] <= MOST_EXPERTS and num_active <= MOST_ACTIVE
     if not few or torch.float64 in (logits_TE.dtype, bias_E.dtype):
-        return reference.route(logits_TE, bias_E, num_active, renormalize, scale)
+        return reference.route(logits_TE, bias_E, *choice, count_EB, load_E, is_counted_T)
     assert num_active <= logits_TE.shape[1] == bias_E.shape[0], (num_active, logits_TE.shape)
     bias_E = bias_E.detach().contiguous()
-    return Routes(*_Route.apply(logits_TE, bias_E, num_active, renormalize, scale))
+    tally = None
+    if count_EB is not None and load_E is not None:
+        assert num_active < logits_TE.shape[1], (num_active, logits_TE.shape)
+        assert count_EB.is_contiguous()
+        assert load_E.is_contiguous()
+        assert count_EB.dtype == load_E.dtype == torch.int32, (count_EB.dtype, load_E.dtype)
+        counted = None if is_counted_T is None else is_counted_T.contiguous()
+        tally = Tally(count_EB, load_E, counted)
+    if torch.compiler.is_compiling():
+        return triton_graph.route(logits_TE, bias_E, *choice, tally)
+    return Routes(*_Route.apply(logits_TE, bias_E, *choice, tally))
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+def permute(expert_TR: Tensor, num_experts: int) -> Permutation:
+    """As `permutation.permute`, which also serves more experts than a program holds words of."""
+    if num_experts > MOST_EXPERTS:
+        return permutation.permute(expert_TR, num_experts)
+    return triton_permute.permute(expert_TR.contiguous(), num_experts)
 
 
 class _Route(torch.autograd.Function):
@@ -46,22 +70,18 @@ class _Route(torch.autograd.Function):
         num_active: int,
         renormalize: bool,
         scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        routes = forward(_rows(logits_TE), bias_E, num_active, renormalize, scale)
-        ctx.save_for_backward(routes.expert_TR, routes.score_TE)
+        tally: Tally | None,
+    ) -> tuple[Tensor, Tensor]:
+        rows_TE = rows(logits_TE)
+        routes = forward(rows_TE, bias_E, num_active, renormalize, scale, tally)
+        ctx.save_for_backward(routes.expert_TR, rows_TE)
         ctx.mark_non_differentiable(routes.expert_TR)
         ctx.set_materialize_grads(False)
         ctx.weighing = renormalize, scale
-        ctx.dtype = logits_TE.dtype
         return tuple(routes)
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, _: None, dweight_TR: Tensor | None, dscore_TE: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        expert_TR, score_TE = ctx.saved_tensors
-        dweight_TR = None if dweight_TR is None else dweight_TR.contiguous()
-        dscore_TE = None if dscore_TE is None else _rows(dscore_TE)
-        dlogits = backward(expert_TR, score_TE, dweight_TR, dscore_TE, *ctx.weighing, ctx.dtype)
-        return dlogits, None, None, None, None
+    def backward(ctx: Any, _: None, dweight_TR: Tensor) -> tuple[Tensor | None, ...]:
+        dlogits_TE = backward(*ctx.saved_tensors, dweight_TR.contiguous(), *ctx.weighing)
+        return dlogits_TE, None, None, None, None, None

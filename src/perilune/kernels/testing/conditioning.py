@@ -38,7 +38,7 @@ def conditioned(
     the truth's own movement grants. The oracle is asked only then."""
     moved: dict[str, float] | None = None
     for what, error, bound in findings:
-        if error <= bound or torch.finfo(dtype).bits > 16:
+        if error <= bound or dtype.itemsize > 2:
             yield Finding(what, error, bound)
             continue
         if moved is None:

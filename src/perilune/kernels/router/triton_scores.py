@@ -1,0 +1,57 @@
+"""Scores and their order in fp32, alike in every kernel of the room.
+
+A kernel that scores an expert twice must get the same bits: it is launched without
+`enable_fp_fusion`, and what is fused stands here.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from perilune.kernels.common.triton_math import exp2, reciprocal
+
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950216293335)
+"""log2 e, of which fp32 holds this, and the rest of it."""
+LOG2_E_REST: tl.constexpr = tl.constexpr(1.925963033500163e-8)
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+FARTHEST: tl.constexpr = tl.constexpr(87.0)
+"""Beyond this a score is 1 or, as good as 0, 1.6e-38: neither it nor what it is made of leaves the
+normal numbers of fp32."""
+NONE: tl.constexpr = tl.constexpr(-2147483648)
+"""Below every key: what is absent or taken."""
+
+
+@triton.jit
+def fine_sigmoid(x, PTX: tl.constexpr):
+    """As exactly as fp32 allows: scores that hardly differ have to come in the reference's order.
+
+    The exponent's rounding, which would grow with |x|, is made up for to first order, and so is
+    that of the reciprocal.
+    """
+    x = tl.clamp(x, -FARTHEST, FARTHEST, propagate_nan=tl.PropagateNan.ALL)
+    power_of_2 = x * -LOG2_E
+    too_high = tl.fma(x, LOG2_E_REST, tl.fma(x, LOG2_E, power_of_2))
+    power = exp2(power_of_2, PTX)
+    total = 1.0 + tl.fma(power, too_high * -LN2, power)
+    if PTX:
+        score = reciprocal(total, PTX)
+        # A factor of -1 is an operand's sign, where a minus would be a subtraction from zero.
+        return tl.fma(score, tl.fma(total * -1.0, score, 1.0), score)
+    else:
+        return tl.div_rn(tl.full(x.shape, 1.0, tl.float32), total)
+
+
+@triton.jit
+def sortable(x, PTX: tl.constexpr):
+    """Integers in the order of fp32 numbers, NaN above all of them."""
+    bits = x.to(tl.int32, bitcast=True)
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    # The sum of a GPU has one NaN only, which is the highest of integers.
+    return order if PTX else tl.where(x != x, 0x7FFFFFFF, order)
+
+
+@triton.jit
+def sorted_back(order):
+    """The number of which `order` is the integer."""
+    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

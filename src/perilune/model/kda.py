@@ -17,6 +17,7 @@ from perilune.model.cache import KDACache
 from perilune.model.config import ModelConfig
 from perilune.model.linear import Fused, Linear
 from perilune.model.norm import RMSNorm
+from perilune.model.pools import Pooled, StatePool
 
 causal_conv = resolve("causal_conv")
 kda_chunk = resolve("kda_chunk")
@@ -73,14 +74,20 @@ class KDA(nn.Module):
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         return torch.cat([conv.weight[:, 0] for conv in convs])
 
-    def forward(self, x_TD: Tensor, packing: Packing, caches: Sequence[KDACache] | None) -> Tensor:
+    def forward(
+        self, x_TD: Tensor, packing: Packing, caches: Sequence[KDACache] | Pooled | None
+    ) -> Tensor:
         inner = self.num_heads * self.head_dim
         sizes = [3 * inner, *self.inputs.sizes[3:]]
         qkv_TC, gate_in, f_TK, b_TH = self.inputs(x_TD).split(sizes, dim=-1)
         z_TC = self.f_b_proj(f_TK)
         gate_TC = gate_in if hasattr(self, "g_proj") else self.g_b_proj(gate_in)
-        if caches is not None and packing.is_one_each:
-            o_THV = self._step(qkv_TC, z_TC, b_TH, gate_TC, caches)
+        if isinstance(caches, Pooled):
+            pool = caches.pool
+            assert isinstance(pool, StatePool), type(pool)
+            o_THV = self._step(qkv_TC, z_TC, b_TH, gate_TC, pool, caches.step.slot_N)
+        elif caches is not None and packing.is_one_each:
+            o_THV = self._step_of(caches, qkv_TC, z_TC, b_TH, gate_TC)
         else:
             o_THV = self._prefill(qkv_TC, z_TC, b_TH, packing, caches)
             gate_THV = gate_TC.view(o_THV.shape)
@@ -117,22 +124,35 @@ class KDA(nn.Module):
             _keep(caches, conv.window_NWC, out.state_NHKV)
         return out.o_THV
 
+    def _step_of(
+        self, caches: Sequence[KDACache], qkv_NC: Tensor, z_NC: Tensor, b_NH: Tensor, g_NC: Tensor
+    ) -> Tensor:
+        """Of sequences that keep their states apart: a pool is made of them, but for one alone."""
+        alone = len(caches) == 1
+        if alone:
+            pool = StatePool(caches[0].state_HKV[None], caches[0].window_WC[None])
+        else:
+            pool = StatePool(
+                torch.stack([cache.state_HKV for cache in caches]),
+                torch.stack([cache.window_WC for cache in caches]),
+            )
+        slot_N = torch.arange(len(caches), device=qkv_NC.device)
+        o_NHV = self._step(qkv_NC, z_NC, b_NH, g_NC, pool, slot_N)
+        if not alone:
+            _keep(caches, pool.window_SWC, pool.state_SHKV)
+        return o_NHV
+
     def _step(
         self,
         qkv_NC: Tensor,
         z_NC: Tensor,
         b_NH: Tensor,
         gate_NC: Tensor,
-        caches: Sequence[KDACache],
+        pool: StatePool,
+        slot_N: Tensor,
     ) -> Tensor:
-        alone = len(caches) == 1
-        if alone:
-            window, state = caches[0].window_WC[None], caches[0].state_HKV[None]
-        else:
-            window = torch.stack([cache.window_WC for cache in caches])
-            state = torch.stack([cache.state_HKV for cache in caches])
         heads = (-1, self.num_heads, self.head_dim)
-        o_NHV = kda_step(
+        return kda_step(
             qkv_NC,
             z_NC.view(heads),
             b_NH,
@@ -141,15 +161,12 @@ class KDA(nn.Module):
             self.A_log,
             self.dt_bias.view(self.num_heads, -1),
             self.o_norm.weight,
-            window,
-            state,
-            torch.arange(len(caches), device=state.device),
+            pool.window_SWC,
+            pool.state_SHKV,
+            slot_N,
             self.lower_bound,
             self.o_norm.eps,
         )
-        if not alone:
-            _keep(caches, window, state)
-        return o_NHV
 
 
 def _keep(caches: Sequence[KDACache], window_NWC: Tensor, state_NHKV: Tensor) -> None:

@@ -17,6 +17,7 @@ from perilune.model.cache import MLACache
 from perilune.model.config import ModelConfig
 from perilune.model.linear import Fused, Linear
 from perilune.model.norm import LATENT_EPS, RMSNorm
+from perilune.model.pools import LatentPool, Pooled
 
 mla_prefill = resolve("mla_prefill")
 mla_decode = resolve("mla_decode")
@@ -50,7 +51,9 @@ class MLA(nn.Module):
     def freeze(self) -> None:
         self.inputs.freeze()
 
-    def forward(self, x_TD: Tensor, packing: Packing, caches: Sequence[MLACache] | None) -> Tensor:
+    def forward(
+        self, x_TD: Tensor, packing: Packing, caches: Sequence[MLACache] | Pooled | None
+    ) -> Tensor:
         q_in, kv_TC, *gate = self.inputs.split(x_TD)
         if self.mla.q_lora_rank is not None:
             q_in = self.q_b_proj(self.q_a_layernorm(q_in))
@@ -59,6 +62,12 @@ class MLA(nn.Module):
         latent_TC = torch.cat([self.kv_a_layernorm(c_TC), shared_TR], dim=-1)
         if caches is None:
             o_THV = mla_prefill(q_THK, *self._expand(latent_TC), packing, self.scale)
+        elif isinstance(caches, Pooled):
+            pool, step = caches
+            assert isinstance(pool, LatentPool), type(pool)
+            pool.write(latent_TC, step)
+            pages = pool.rows_PBC, step.table_NJ, step.length_N
+            o_THV = self._absorbed(q_THK[:, None], *pages)[:, 0]
         else:
             o_THV = self._cached(q_THK, latent_TC, packing, caches)
         o_TC = o_THV.reshape(o_THV.shape[0], -1)
@@ -83,19 +92,24 @@ class MLA(nn.Module):
         ):
             latent_SC = cache.append(rows)
             if q.shape[0] == 1:
-                outputs.append(self._absorbed(q, cache))
+                outputs.append(self._absorbed(q[None], *cache.as_pages())[0])
             else:
                 sizes = Packing.of([len(q)]), self.scale, Packing.of([len(latent_SC)])
                 outputs.append(mla_prefill(q, *self._expand(latent_SC), *sizes))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _absorbed(self, q_THK: Tensor, cache: MLACache) -> Tensor:
+    def _absorbed(
+        self, q_NQHK: Tensor, rows_PSC: Tensor, table_NW: Tensor, length_N: Tensor
+    ) -> Tensor:
         """Attention in latent space: W_UK moves to the query, W_UV to the result."""
         mla = self.mla
         weight_HXC = self.kv_b_proj.weight.view(mla.num_heads, -1, mla.kv_lora_rank)
-        nope, shared = q_THK.split([mla.qk_nope_head_dim, mla.qk_rope_head_dim], dim=-1)
-        q_THC = (nope.transpose(0, 1) @ weight_HXC[:, : mla.qk_nope_head_dim]).transpose(0, 1)
-        q_NQHC = torch.cat([q_THC, shared], dim=-1)[None]
-        mixed_NQHC = mla_decode(q_NQHC, *cache.as_pages(), mla.kv_lora_rank, self.scale)
-        mixed_HCT = mixed_NQHC[0].permute(1, 2, 0)
-        return (weight_HXC[:, mla.qk_nope_head_dim :] @ mixed_HCT).permute(2, 0, 1)
+        nope, shared = q_NQHK.split([mla.qk_nope_head_dim, mla.qk_rope_head_dim], dim=-1)
+        nope_HTK = nope.flatten(0, 1).transpose(0, 1)
+        q_THC = (nope_HTK @ weight_HXC[:, : mla.qk_nope_head_dim]).transpose(0, 1)
+        q_NQHC = torch.cat([q_THC.view(*q_NQHK.shape[:3], -1), shared], dim=-1)
+        pages = rows_PSC, table_NW, length_N
+        mixed_NQHC = mla_decode(q_NQHC, *pages, mla.kv_lora_rank, self.scale)
+        mixed_HTC = mixed_NQHC.flatten(0, 1).transpose(0, 1)
+        o_HTV = mixed_HTC @ weight_HXC[:, mla.qk_nope_head_dim :].transpose(1, 2)
+        return o_HTV.transpose(0, 1).reshape(*q_NQHK.shape[:3], -1)

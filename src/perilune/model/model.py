@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from perilune.kernels.common.packing import Packing
 from perilune.model.attn_res import AttnResStream, PlainStream, Query
-from perilune.model.cache import SequenceCache, new_cache
+from perilune.model.cache import KDACache, MLACache, SequenceCache, new_cache
 from perilune.model.config import ModelConfig
 from perilune.model.kda import KDA
 from perilune.model.linear import Embedding, Linear, linear
 from perilune.model.mla import MLA
 from perilune.model.moe import MLP, Experts, MoE, Router
 from perilune.model.norm import RMSNorm
+from perilune.model.pools import Pooled, Pools
 
 
 class DecoderLayer(nn.Module):
@@ -51,7 +52,7 @@ class DecoderLayer(nn.Module):
         self,
         stream: AttnResStream | PlainStream,
         packing: Packing,
-        caches: Sequence | None,
+        caches: Sequence[KDACache | MLACache] | Pooled | None,
     ) -> None:
         attention_norm, mlp_norm = self.input_layernorm, self.post_attention_layernorm
         if isinstance(stream, PlainStream):
@@ -90,7 +91,10 @@ class Backbone(nn.Module):
             self.output_attn_res_proj.freeze(self.output_attn_res_norm)
 
     def forward(
-        self, token_ids_T: Tensor, packing: Packing, caches: Sequence[SequenceCache] | None
+        self,
+        token_ids_T: Tensor,
+        packing: Packing,
+        caches: Sequence[SequenceCache] | Pools | None,
     ) -> Tensor:
         """Hidden vectors [T, D] before the final norm."""
         embedding_TD = self.embed_tokens(token_ids_T)
@@ -98,10 +102,33 @@ class Backbone(nn.Module):
             embedding_TD = embedding_TD.to(self.compute_dtype)
         stream = AttnResStream(embedding_TD) if self.attn_res else PlainStream(embedding_TD)
         for i, layer in enumerate(self.layers):
-            layer(stream, packing, None if caches is None else [c.layers[i] for c in caches])
+            layer(stream, packing, _of_layer(caches, i))
         if isinstance(stream, PlainStream):
             return stream.hidden
         return stream.read(self.output_attn_res_proj, self.output_attn_res_norm)
+
+
+def freeze(root: nn.Module) -> None:
+    """Of every layer below `root`: projections with one input fused, weights held as they run."""
+    fused: set[Linear] = set()
+    for module in root.modules():
+        if isinstance(module, Backbone | DecoderLayer | KDA | MLA | MLP | Experts | Router):
+            module.freeze()
+        if isinstance(module, KDA | MLA):
+            fused.update(module.inputs.parts)
+        if isinstance(module, MLP):
+            fused.update(module.gate_up.parts)
+    for module in root.modules():
+        if isinstance(module, Linear) and module not in fused:
+            module.freeze()
+
+
+def _of_layer(
+    caches: Sequence[SequenceCache] | Pools | None, layer: int
+) -> Sequence[KDACache | MLACache] | Pooled | None:
+    if isinstance(caches, Pools):
+        return caches.of(layer)
+    return None if caches is None else [cache.layers[layer] for cache in caches]
 
 
 class Transformer(nn.Module):
@@ -126,33 +153,24 @@ class Transformer(nn.Module):
     def freeze(self) -> Transformer:
         """Prepares for inference: no gradients, projections with one input fused."""
         self.eval().requires_grad_(False)
-        fused: set[Linear] = set()
-        for module in self.modules():
-            if isinstance(module, Backbone | DecoderLayer | KDA | MLA | MLP | Experts | Router):
-                module.freeze()
-            if isinstance(module, KDA | MLA):
-                fused.update(module.inputs.parts)
-            if isinstance(module, MLP):
-                fused.update(module.gate_up.parts)
-        for module in self.modules():
-            if isinstance(module, Linear) and module not in fused:
-                module.freeze()
+        freeze(self)
         return self
 
     def forward(
         self,
         token_ids_T: Tensor,
         packing: Packing,
-        caches: Sequence[SequenceCache] | None = None,
+        caches: Sequence[SequenceCache] | Pools | None = None,
         last_only: bool = False,
     ) -> Tensor:
         """Logits [T, V] in fp32; with `last_only` those of each sequence's last token [N, V].
 
-        `caches`, one a sequence, are read and extended in place; None runs without memory.
+        `caches`, one a sequence, are read and extended in place; so are `Pools`, for one token of
+        each sequence. None runs without memory.
         """
         assert token_ids_T.shape == (packing.num_tokens,), token_ids_T.shape
         hidden_TD = self.model(token_ids_T, packing, caches)
-        if caches is not None:
+        if caches is not None and not isinstance(caches, Pools):
             for cache, length in zip(caches, packing.lengths, strict=True):
                 cache.length += length
         if last_only and not packing.is_one_each:

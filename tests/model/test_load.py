@@ -12,6 +12,8 @@ from perilune.kernels.common.packing import Packing
 from perilune.model.init import random_weights
 from perilune.model.load import load_checkpoint
 from perilune.model.model import Transformer
+from perilune.model.moe import MoE
+from perilune.model.packed_experts import PackedExperts
 from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3, tiny_kimi_linear
 from perilune.model.save import save_checkpoint
@@ -165,3 +167,45 @@ def test_mlx_reads_what_was_saved(tmp_path):
     wanted = torch.from_numpy(np.array(theirs(mx.array(IDS.numpy())[None])))[0]
     ours = logits(load_checkpoint(tmp_path / "a").model)
     assert (ours - wanted).abs().max() <= 1e-3 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("experts", [3, 8])
+def test_experts_that_stay_packed_answer_the_same(experts, tmp_path):
+    raw = tiny_k3(mxfp4=True, num_experts=experts, num_experts_per_token=2)
+    save_checkpoint(make(raw), tmp_path / "a")
+    plain = load_checkpoint(tmp_path / "a").model
+    packed = load_checkpoint(tmp_path / "a", keep_packed=True).model
+    held = [x for x in packed.modules() if isinstance(x, PackedExperts)]
+    moe = parse_config(raw).moe
+    assert len(held) == sum(isinstance(x, MoE) for x in plain.modules())
+    assert all(x.w13.dtype == x.w2.dtype == torch.int32 for x in held)
+    assert moe is not None
+    assert {len(x.w2) for x in held} == {moe.num_experts}
+    assert not any(x.wide for x in held)
+    want = logits(plain.freeze())
+    assert (logits(packed.freeze()) - want).norm() < 1e-5 * want.norm()
+
+
+def test_scales_beyond_two_are_noticed(tmp_path):
+    save_checkpoint(make(tiny_k3(mxfp4=True)), tmp_path / "a")
+    names = verify_checkpoint(tmp_path / "a").entries
+    name = next(n for n in names if n.endswith("w3.weight_scale"))
+    poke(tmp_path / "a", name, 5, b"\x82")
+    loaded = [load_checkpoint(tmp_path / "a", keep_packed=keep).model for keep in (True, False)]
+    assert [x.wide for x in loaded[0].modules() if isinstance(x, PackedExperts)].count(True) == 1
+    packed, plain = (logits(x.freeze()) for x in loaded)
+    assert (packed - plain).norm() < 1e-5 * plain.norm()
+
+
+def test_a_scale_that_is_no_number_is_refused_where_experts_stay_packed(tmp_path):
+    save_checkpoint(make(tiny_k3(mxfp4=True)), tmp_path / "a")
+    name = next(n for n in verify_checkpoint(tmp_path / "a").entries if n.endswith("_scale"))
+    poke(tmp_path / "a", name, 0, b"\xff")
+    with pytest.raises(CheckpointError, match="255"):
+        load_checkpoint(tmp_path / "a", keep_packed=True)
+
+
+def test_plain_experts_are_never_packed(tmp_path):
+    save_checkpoint(make(tiny_k3(dtype="float32")), tmp_path / "a")
+    model = load_checkpoint(tmp_path / "a", keep_packed=True).model
+    assert not any(isinstance(x, PackedExperts) for x in model.modules())

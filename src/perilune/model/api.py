@@ -144,6 +144,7 @@ def load_model(
     """Verifies and loads a checkpoint directory of either family; `progress` shows a bar.
 
     `device`: `cpu`, `cuda`, or `auto` for whatever is here; `dtype`: float32, bfloat16 or float64.
+    On a GPU, MXFP4 experts stay packed.
 
     Raises:
         ConfigError, CheckpointError: the files are wrong; the message names file and tensor.
@@ -152,7 +153,13 @@ def load_model(
     if dtype not in DTYPES:
         raise UnsupportedError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     place = device_of(device)
-    loaded = load_checkpoint(directory, device=place, dtype=DTYPES[dtype], progress=progress)
+    loaded = load_checkpoint(
+        directory,
+        device=place,
+        dtype=DTYPES[dtype],
+        keep_packed=place.type == "cuda" and dtype != "float64",
+        progress=progress,
+    )
     model = LanguageModel(loaded.model, loaded.report.skipped)
     model.warm_up()
     return model

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from perilune.core.errors import CheckpointError
 from perilune.model.config import ModelConfig
 from perilune.model.model import Transformer
-from perilune.model.mxfp4 import Packed, unpack
+from perilune.model.mxfp4 import Packed, require_numbers, unpack
+from perilune.model.packed_experts import Packer
 from perilune.model.shard import Entry
 from perilune.model.tensors import TensorSpec, text_tensors
 from perilune.model.verify import CheckpointReport, verify_checkpoint
@@ -59,12 +60,21 @@ class TensorReader:
 
     def read_expert(self, name: str, dtype: torch.dtype) -> Tensor:
         """The matrix [O, I] stored as `name` + `_packed` and `_scale`, unpacked to `dtype`."""
+        return unpack(self.read_packed(name), dtype)
+
+    def read_packed(self, name: str) -> Packed:
+        """The same as it is stored.
+
+        Raises:
+            CheckpointError: also if a scale is not a number.
+        """
         packed = Packed(self.read(f"{name}_packed"), self.read(f"{name}_scale"))
         try:
-            return unpack(packed, dtype)
+            require_numbers(packed)
         except CheckpointError as error:
             file = self.entries[f"{name}_scale"].file
             raise CheckpointError(f"{file}: tensor {name + '_scale'!r}: {error}") from None
+        return packed
 
     def read_a_log(self, name: str, num_heads: int) -> Tensor:
         """One value a head [H], cut from the padding, which must be zeros."""
@@ -82,23 +92,34 @@ def load_checkpoint(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    keep_packed: bool = False,
     progress: bool = False,
 ) -> Loaded:
     """Verifies `directory`, then builds the model with its weights, in training form.
 
     Weights take `dtype`, except those the released model keeps in fp32. MXFP4 experts are
-    unpacked. Vision tensors are skipped and listed in the report. Peak memory is the model plus
-    one tensor.
+    unpacked; with `keep_packed` they stay what they are, for inference alone. Vision tensors are
+    skipped and listed in the report. Peak memory is the model plus one tensor.
 
     Raises:
         ConfigError, CheckpointError: as `verify_checkpoint`, or a value is corrupt.
     """
     report = verify_checkpoint(directory, progress=progress)
-    state = read_state(report, device=torch.device(device), dtype=dtype, progress=progress)
+    device = torch.device(device)
+    packer = packer_for(report.config, device) if keep_packed else None
+    state = read_state(report, device=device, dtype=dtype, packer=packer, progress=progress)
     with torch.device("meta"):
         model = Transformer(report.config)
+    for name, module in ({} if packer is None else packer.modules()).items():
+        model.set_submodule(name, module)
+        state |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
     model.load_state_dict(state, strict=True, assign=True)
     return Loaded(model, report)
+
+
+def packer_for(config: ModelConfig, device: torch.device) -> Packer | None:
+    """None where no expert is stored as MXFP4."""
+    return Packer(config.moe, device) if config.moe and config.experts_mxfp4 else None
 
 
 def read_state(
@@ -106,9 +127,10 @@ def read_state(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    packer: Packer | None = None,
     progress: bool = False,
 ) -> dict[str, Tensor]:
-    """The state dict of `Transformer`, in memory of its own."""
+    """The state dict of `Transformer`, in memory of its own, without what `packer` takes."""
     state: dict[str, Tensor] = {}
     specs = tqdm(text_tensors(report.config), desc="weights", leave=False, disable=not progress)
     with TensorReader(report.entries) as reader:
@@ -119,6 +141,8 @@ def read_state(
                 value = _read_plain(reader, spec, report.config)
                 kept = torch.float32 if spec.kind in ("exact", "a_log") else dtype
                 state[spec.target] = value.to(device=device, dtype=kept, copy=True)
+            elif packer is not None:
+                packer.add(spec, reader.read_packed(spec.matrix))
             else:
                 _read_expert(reader, spec, report.config, state, device, dtype)
     return state

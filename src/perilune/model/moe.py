@@ -16,6 +16,7 @@ from perilune.kernels.router.reference import Routes
 from perilune.model.config import ModelConfig, MoEConfig
 from perilune.model.linear import Fused, Held, Linear, linear
 from perilune.model.norm import RMSNorm
+from perilune.model.packed_experts import PackedExperts
 
 situ_glu = resolve("situ")
 route = resolve("router")
@@ -102,7 +103,7 @@ class MoE(nn.Module):
         super().__init__()
         d, latent = config.hidden_size, moe.latent_size
         self.gate = Router(config, moe)
-        self.experts = Experts(moe, latent or d)
+        self.experts: Experts | PackedExperts = Experts(moe, latent or d)
         if latent is not None:
             self.routed_expert_down_proj = Linear(d, latent)
             self.routed_expert_up_proj = Linear(latent, d)
@@ -127,6 +128,8 @@ class MoE(nn.Module):
         return y_TD + self.shared_experts(x_TD) if self.has_shared else y_TD
 
     def _routed(self, z_TL: Tensor, routes: Routes) -> Tensor:
+        if isinstance(self.experts, PackedExperts):
+            return self.experts(z_TL, routes, self.caps)
         w13, w2 = self.experts.weights(z_TL.shape[0])
         if self.quantize is not None:
             w13, w2 = self.quantize(w13), self.quantize(w2)

@@ -42,14 +42,22 @@ def unpack(packed: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
     Raises:
         CheckpointError: a scale byte is 255 (NaN), which no quantiser writes.
     """
+    require_numbers(packed)
     codes, scale_OG = packed
-    if bool((scale_OG == NAN_SCALE).any()):
-        raise CheckpointError("an MXFP4 scale byte is 255 (not a number): the tensor is corrupt")
     table = torch.tensor([*CODE_VALUES, *(-v for v in CODE_VALUES)], device=codes.device)
     nibbles = torch.stack([codes & 15, codes >> 4], dim=-1)
     grouped = table[nibbles.int()].view(*scale_OG.shape, GROUP)
     values = grouped * _power_of_two(scale_OG)[..., None]
     return values.view(*codes.shape[:-1], -1).to(dtype)
+
+
+def require_numbers(packed: Packed) -> None:
+    """
+    Raises:
+        CheckpointError: a scale byte is 255 (NaN), which no quantiser writes.
+    """
+    if bool((packed.weight_scale == NAN_SCALE).any()):
+        raise CheckpointError("an MXFP4 scale byte is 255 (not a number): the tensor is corrupt")
 
 
 def pack(weight_OI: Tensor) -> Packed:

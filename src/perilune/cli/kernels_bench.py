@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from perilune.cli import kernels_layer
 from perilune.core.env import num_threads
 from perilune.core.errors import UnsupportedError
 from perilune.kernels.bench.cases import bench
@@ -33,7 +34,7 @@ RESULTS = Path("benchmarks/results")
 def add_arguments(actions: Any) -> None:
     """Adds both commands to the actions of `perilune kernels`."""
     measuring = actions.add_parser("bench", help="time ops beside their peers; red ops are refused")
-    measuring.add_argument("op", nargs="?", metavar="OP", help="one op (default: all)")
+    measuring.add_argument("op", nargs="?", metavar="OP", help="one op, or layer (default: all)")
     measuring.add_argument("--case", metavar="NAME", help="only this case")
     measuring.add_argument("--backend", metavar="B", help="reference, or the device's own backend")
     measuring.add_argument("--seconds", type=_seconds, default=2.0, metavar="S", help="a case (2)")
@@ -77,6 +78,8 @@ def run_bench(args: argparse.Namespace) -> int:
         print(markdown(args.table))
         return 0
     device = _device()
+    if args.op == kernels_layer.NAME:
+        return _run_layer(args, device)
     cases = list(_chosen_cases(args.op, args.case, device.type))
     peers = [peer for op, case in cases for peer in bench(op).cases[case].peers]
     env = environment(device, versions(peers), args.commit)
@@ -97,6 +100,22 @@ def run_bench(args: argparse.Namespace) -> int:
             save(_target(args.save, env), env, measured)
     print(_report(env, rows, refused))
     return 1 if refused else 0
+
+
+def _run_layer(args: argparse.Namespace, device: torch.device) -> int:
+    env = environment(device, {}, args.commit)
+    kernels_layer.require(args.case, device.type)
+    bencher = _bencher(device, env, args.seconds)
+    env["ceilings"] = bencher.ceilings._asdict()
+    told = (bencher.ceilings, args.seconds, env["commit"], bencher.date)
+    rows: list[Row] = []
+    for name, measured in kernels_layer.measured(args.case, device, *told):
+        print(f"{kernels_layer.NAME} {name}", file=sys.stderr)
+        rows += measured
+        if args.save is not None:
+            save(_target(args.save, env), env, measured)
+    print(_report(env, rows, 0))
+    return 0
 
 
 def run_gate(args: argparse.Namespace) -> int:

@@ -8,10 +8,11 @@ environment variable PERILUNE_KERNELS, puts another package's backend in its pla
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -172,3 +173,42 @@ _resolved: set[str] = set()
 def resolved() -> list[str]:
     """The ops that somebody in this process has a handle on, in the order of `OPS`."""
     return [name for name in OPS if name in _resolved]
+
+
+class Call(NamedTuple):
+    """One call of an op."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@contextmanager
+def recorded() -> Iterator[list[Call]]:
+    """The calls that anybody in this process makes meanwhile, in their order."""
+    calls: list[Call] = []
+    call_op = Op.__call__
+
+    def record(op: Op, *args: Any, **kwargs: Any) -> Any:
+        calls.append(Call(op.name, args, kwargs))
+        return call_op(op, *args, **kwargs)
+
+    Op.__call__ = record
+    try:
+        yield calls
+    finally:
+        Op.__call__ = call_op
+
+
+@contextmanager
+def replaced(backends: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Serves those ops by the given functions, on every device, in this process."""
+    replaced_ops = [op for op in list(_ops) if op.name in backends]
+    before = [dict(op._chosen) for op in replaced_ops]
+    for op in replaced_ops:
+        op._chosen = dict.fromkeys(("cpu", "cuda"), backends[op.name])
+    try:
+        yield
+    finally:
+        for op, chosen in zip(replaced_ops, before, strict=True):
+            op._chosen = chosen

@@ -58,6 +58,8 @@ def permute(expert_TR: Tensor, num_experts: int) -> Permutation:
     """As `permutation.permute`, which also serves more experts than a program holds words of."""
     if num_experts > MOST_EXPERTS:
         return permutation.permute(expert_TR, num_experts)
+    if torch.compiler.is_compiling():
+        return triton_graph.permute(expert_TR, num_experts)
     return triton_permute.permute(expert_TR.contiguous(), num_experts)
 
 

@@ -1,4 +1,4 @@
-"""The choice inside of a compiled graph: ops that a compiler does not look into.
+"""Choice and permutation inside of a compiled graph: ops that a compiler does not look into.
 
 Legend: T tokens, E experts, R experts a token, B bins of a histogram.
 
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perilune.kernels.router import triton_permute
+from perilune.kernels.router.permutation import Permutation
 from perilune.kernels.router.reference import Routes
 from perilune.kernels.router.tally import Tally
 from perilune.kernels.router.triton_backward import backward
@@ -99,3 +101,23 @@ def _gradients(ctx: Any, dweight_TR: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _weigh.register_autograd(_gradients, setup_context=_save)
+
+
+def permute(expert_TR: Tensor, num_experts: int) -> Permutation:
+    """As `triton.permute`."""
+    return Permutation(*_permute(expert_TR, num_experts))
+
+
+@torch.library.custom_op("perilune::permute", mutates_args=())
+def _permute(expert_TR: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    start_E, pair_P, place_TR = triton_permute.permute(expert_TR.contiguous(), num_experts)
+    return start_E, pair_P, place_TR
+
+
+@_permute.register_fake
+def _(expert_TR: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    start_E, pair_P = (
+        expert_TR.new_empty(size, dtype=torch.int32)
+        for size in (num_experts + 1, expert_TR.numel())
+    )
+    return start_E, pair_P, expert_TR.new_empty(expert_TR.shape, dtype=torch.int32)

@@ -1,0 +1,217 @@
+"""Faults planted in a copy of the router's Triton kernels: each changes what comes out of them."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from perilune.kernels.router import (
+    permutation,
+    reference,
+    triton,
+    triton_backward,
+    triton_forward,
+    triton_permute,
+    triton_scores,
+)
+from perilune.kernels.testing.memory import NewMemory
+
+FORWARD, BACKWARD = triton_forward, triton_backward
+PERMUTE, SCORES = triton_permute, triton_scores
+USERS = (triton, FORWARD, BACKWARD, PERMUTE, SCORES)
+
+
+class Fault(NamedTuple):
+    module: object
+    right: str
+    wrong: str
+    case: str = "plain"
+
+
+FAULTS = {
+    "the higher of two equal lanes": Fault(
+        FORWARD,
+        "tl.min(tl.where(best_G == best, at_G, BN * CHUNK), axis=0)",
+        "tl.max(tl.where(best_G == best, at_G, -1), axis=0)",
+        "tied",
+    ),
+    "the last of a lane's equals": Fault(
+        FORWARD,
+        "tl.min(tl.min(first_GNJ, axis=2), axis=1)",
+        "tl.max(tl.max(tl.where(is_best_GNJ, first_GNJ, -1), axis=2), axis=1)",
+        "tied",
+    ),
+    "equals come again": Fault(FORWARD, "(e_L > chosen)", "(e_L != chosen)", "tied"),
+    "equals are lost": Fault(FORWARD, " | ((key_L == best) & (e_L > chosen))", "", "tied"),
+    "a group is as it was": Fault(FORWARD, "tl.where(g_ == group, next_best, best_G)", "best_G"),
+    "the next one's place is not kept": Fault(
+        FORWARD, "tl.where(g_ == group, next_at, at_G)", "at_G"
+    ),
+    "absent experts compete": Fault(
+        FORWARD,
+        "tl.where(is_left_L & (e_L < E), key_L, NONE)",
+        "tl.where(is_left_L, key_L, NONE)",
+        "all",
+    ),
+    "absent experts lead": Fault(
+        FORWARD,
+        "tl.where(here_GNJ, sortable(score_GNJ + bias_GNJ, PTX), NONE)",
+        "sortable(score_GNJ + bias_GNJ, PTX)",
+        "all",
+    ),
+    "a bias in bf16": Fault(
+        FORWARD,
+        "bias_GNJ = tl.load(bias_p + e_GNJ, mask=here_GNJ, other=0.0).to(tl.float32)",
+        "bias_GNJ = tl.load(bias_p + e_GNJ, mask=here_GNJ, other=0.0)"
+        ".to(tl.bfloat16).to(tl.float32)",
+        "close biases",
+    ),
+    "logits in bf16": Fault(
+        FORWARD,
+        "logit_L = tl.load(logits_p + e_L, mask=e_L < E, other=0.0).to(tl.float32)",
+        "logit_L = tl.load(logits_p + e_L, mask=e_L < E, other=0.0).to(tl.bfloat16).to(tl.float32)",
+        "close logits",
+    ),
+    "negatives in reverse": Fault(
+        SCORES, "order = bits ^ ((bits >> 31) & 0x7FFFFFFF)", "order = bits", "negative"
+    ),
+    "no limit of the exponent": Fault(SCORES, "tl.constexpr(87.0)", "tl.constexpr(8.0)", "far"),
+    "alpha is the last chosen": Fault(FORWARD, "tl.max(best_G, axis=0))", "best)", "counted"),
+    "biased scores are counted": Fault(
+        FORWARD, "alpha - score_GNJ - low", "alpha - score_GNJ - bias_GNJ - low", "counted"
+    ),
+    "a grid that is too short": Fault(FORWARD, "+ 1.0 - low) / B", "- low) / B", "counted"),
+    "padding is counted": Fault(FORWARD, "tl.load(counted_p + row) != 0", "True", "counted"),
+    "a gradient without the total": Fault(
+        BACKWARD, "ds_R -= tl.sum(ds_R * (score_R / total), axis=0)", "ds_R -= 0.0"
+    ),
+    "a gradient not renormalised": Fault(BACKWARD, "scale = scale / total", "scale = scale"),
+    "a gradient of scores": Fault(BACKWARD, "(score_R * (1.0 - score_R))", "1.0"),
+    "others' gradients are as found": Fault(
+        BACKWARD, "tl.store(dlogits_p + e_, tl.zeros([BE], dtype), mask=e_ < E)", "pass"
+    ),
+    "words are as found": Fault(
+        PERMUTE, "tl.store(at_EW, tl.zeros([BE, W], tl.int32), mask=e_ < E)", "pass", "few"
+    ),
+    "a pair counts itself": Fault(PERMUTE, "<< (t_P % WORD)) - 1", "<< (t_P % WORD))", "few"),
+    "words before are forgotten": Fault(
+        PERMUTE,
+        "first_EW = start_E[:, None] + tl.cumsum(load_EW, axis=1) - load_EW",
+        "first_EW = start_E[:, None] + load_EW * 0",
+        "few",
+    ),
+    "lower experts are forgotten": Fault(
+        PERMUTE, "lower + tl.cumsum(load_E, axis=0)", "tl.cumsum(load_E, axis=0)", "few"
+    ),
+    "nobody's lead": Fault(
+        PERMUTE,
+        "((expert_P >= 0) & (expert_P < program * EG))",
+        "(expert_P < program * EG)",
+        "few",
+    ),
+    "a place that is left over": Fault(
+        PERMUTE, "mask=(p_P >= placed)", "mask=(p_P > placed)", "few"
+    ),
+    "a block counts itself": Fault(
+        PERMUTE, "b_ < block, more_BE", "b_ <= block, more_BE", "blocks"
+    ),
+    "words of a block are alone": Fault(
+        PERMUTE,
+        "first_EW = tl.cumsum(load_EW, axis=1) - load_EW",
+        "first_EW = load_EW * 0",
+        "blocks",
+    ),
+    "blocks overlap": Fault(
+        PERMUTE, "p_ = tl.where(i_ < W * WORD * R, p_, num_pairs)", "p_ += 0", "blocks"
+    ),
+    "blocks beyond the last are read": Fault(
+        PERMUTE, "here_BE = (b_ < num_blocks) & ", "here_BE = (b_ >= 0) & ", "blocks"
+    ),
+}
+
+
+def drawn(*shape, seed=0, scale=1.0):
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def steps(count, seed):
+    return drawn(count, seed=seed).argsort().float()
+
+
+LOGITS = {
+    "plain": lambda: (drawn(3, 40, scale=2.0) - 2, drawn(40, seed=1, scale=0.3) - 0.5, 7),
+    "tied": lambda: (drawn(2, 300).mul(2).round(), torch.zeros(300), 20),
+    "all": lambda: (drawn(2, 5) - 3, torch.tensor([-1.0, -1.0, -1.0, -1.0, 2.0]), 5),
+    "close biases": lambda: (torch.zeros(2, 64), 8.0 + 1e-3 * steps(64, 2), 8),
+    "close logits": lambda: (2.0 + 1e-4 * steps(64, 3)[None], torch.zeros(64), 8),
+    "negative": lambda: (drawn(2, 40), drawn(40, seed=1) - 5, 6),
+    "far": lambda: (drawn(2, 40) - 20, torch.zeros(40), 6),
+    "counted": lambda: (drawn(3, 40), drawn(40, seed=1, scale=0.3), 6),
+}
+
+
+def chosen(case):
+    """A choice, its gradient, and what is counted."""
+
+    def results(route):
+        logits, bias, active = LOGITS[case]()
+        counters = [torch.zeros(40, 30).int(), torch.zeros(40).int(), torch.arange(3) != 1]
+        leaf = logits.requires_grad_()
+        with NewMemory(poisoned=True):
+            routes = route(leaf, bias, active, True, 1.5, *counters * (case == "counted"))
+            routes.weight_TR.backward(drawn(*routes.weight_TR.shape, seed=5))
+        return [*routes, leaf.grad, *counters[:2]]
+
+    return results(triton.route), results(reference.route)
+
+
+def grouped(case):
+    tokens, experts, active = {"few": (70, 9, 3), "blocks": (300, 9, 3)}[case]
+    generator = torch.Generator().manual_seed(4)
+    expert_TR = torch.rand(tokens, experts, generator=generator).argsort(1)[:, :active]
+    expert_TR[expert_TR == 2] = -1
+    with NewMemory(poisoned=True):
+        got = triton.permute(expert_TR, experts)
+    return list(got), list(permutation.permute(expert_TR, experts))
+
+
+def is_right(case):
+    pairs = zip(*(chosen if case in LOGITS else grouped)(case), strict=True)
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in pairs)
+
+
+@pytest.mark.parametrize("case", sorted({fault.case for fault in FAULTS.values()}))
+def test_nothing_is_wrong_without_a_fault(case):
+    assert is_right(case)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_seen(name, tmp_path, monkeypatch):
+    fault = FAULTS[name]
+    plant(fault, tmp_path, monkeypatch)
+    assert not is_right(fault.case)
+
+
+@cache
+def source(module):
+    return Path(module.__file__).read_text()
+
+
+def plant(fault, folder, monkeypatch):
+    """The module's functions, made of its source with the fault, wherever they are used."""
+    assert fault.right in source(fault.module)
+    path = folder / "faulty.py"
+    path.write_text(source(fault.module).replace(fault.right, fault.wrong))
+    where = importlib.util.spec_from_file_location("faulty", path)
+    faulty = importlib.util.module_from_spec(where)
+    where.loader.exec_module(faulty)
+    right = dict(vars(fault.module))
+    for user in USERS:
+        for name, value in list(vars(user).items()):
+            if value is right.get(name, fault) and name in vars(faulty):
+                monkeypatch.setattr(user, name, vars(faulty)[name])

@@ -12,9 +12,8 @@ from torch.nn.functional import grouped_mm
 
 from perilune.kernels.experts import reference
 from perilune.kernels.registry import resolve
-from perilune.kernels.router.permutation import permute
 
-situ_glu = resolve("situ")
+permute, situ_glu = resolve("permute"), resolve("situ")
 
 ALIGN = 8
 """Rows of a group are a multiple of this: 16 bytes of bf16, which the weight gradient needs."""

@@ -12,8 +12,9 @@ from perilune.kernels.experts import grouped
 from perilune.kernels.experts.triton_combine import combine
 from perilune.kernels.experts.triton_plain import plain_down, plain_gate_up, plain_tile_for
 from perilune.kernels.experts.triton_schedule import schedule
-from perilune.kernels.router.permutation import permute
+from perilune.kernels.registry import resolve
 
+permute = resolve("permute")
 DTYPES = (torch.bfloat16, torch.float32)
 MOST_TOKENS = 64
 """Of a tile: an expert that has more is bound by arithmetic, where torch's grouped products win."""

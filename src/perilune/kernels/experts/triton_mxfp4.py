@@ -12,8 +12,9 @@ from perilune.kernels.experts import mxfp4_reference as reference
 from perilune.kernels.experts.triton_combine import combine
 from perilune.kernels.experts.triton_products import down, gate_up, tile_for
 from perilune.kernels.experts.triton_schedule import schedule
-from perilune.kernels.router.permutation import permute
+from perilune.kernels.registry import resolve
 
+permute = resolve("permute")
 DTYPES = (torch.bfloat16, torch.float32)
 
 

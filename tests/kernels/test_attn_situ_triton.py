@@ -8,7 +8,7 @@ import torch
 from perilune.kernels.attn_res import reference as attn_reference
 from perilune.kernels.attn_res import triton as attn
 from perilune.kernels.attn_res import triton_backward
-from perilune.kernels.attn_res.triton_forward import plan
+from perilune.kernels.attn_res.triton_forward import Plan, plan
 from perilune.kernels.situ import reference as situ_reference
 from perilune.kernels.situ import triton as situ
 from perilune.kernels.situ.triton_forward import blocks as situ_blocks
@@ -134,14 +134,26 @@ def test_statistics_are_kept_for_gradients_only(monkeypatch):
     assert same(first, second)
 
 
-def test_a_program_of_many_tokens_gives_the_same_bits():
+@pytest.mark.parametrize("updated", [False, True])
+@pytest.mark.parametrize("streams", [False, True])
+def test_every_plan_gives_the_same(streams, updated):
     partial, update, query, weight, *blocks = step_inputs(3, tokens=7)
     run = attn.forward
-    operands = [*blocks, partial], query, 1e-5, update, weight, 1e-6
-    want = run(*operands, keep=True)
-    how = plan(7, 24)._replace(programs=3, stages=2)
-    got = run(*operands, keep=True, how=how)
-    assert same(got, want)
+    operands = [*blocks, partial], query, 1e-5, update if updated else None, weight, 1e-6
+    want = [x for x in run(*operands, keep=True) if x is not None]
+    how = plan(7, 24, 5, 4)._replace(programs=3, stages=2, streams=streams)
+    got = [x for x in run(*operands, keep=True, how=how) if x is not None]
+    assert close(got, want) if streams else same(got, want)
+
+
+def test_few_sources_fit_twice_and_more_are_loaded_ahead_within_shared_memory():
+    assert plan(8192, 7168, 4, 2) == Plan(8192, 8, 8192, registers=128)
+    assert plan(8192, 7168, 5, 2).registers == 128
+    assert plan(8192, 7168, 10, 2) == Plan(8192, 8, 132, stages=2)
+    assert plan(8192, 7168, 12, 2).stages == 1
+    assert plan(8192, 7168, 9, 4).stages == 1
+    assert plan(256, 7168, 10, 2) == Plan(8192, 8, 256)
+    assert plan(3, 40, 2, 4) == Plan(64, 1, 3)
 
 
 def test_a_row_of_a_whole_program():

@@ -20,9 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from perilune.kernels.attn_res.triton_forward import plan, sums
+from perilune.kernels.attn_res.triton_forward import blocks
+from perilune.kernels.attn_res.triton_rows import pick, sums, wide
 from perilune.kernels.common.triton_math import LOG2_E, exp2, uses_ptx
 
+ELEMENTS = 16
+"""Of a row, a thread."""
 TOKENS_AT_MOST = 64
 ENOUGH_PROGRAMS = 132
 AHEAD_BYTES = 98304
@@ -51,7 +54,7 @@ def backward(
     is added. Rows of stride 1; `dsources` are written.
     """
     t, d = dh_TD.shape
-    how = plan(t, d)
+    padded, warps = blocks(d, ELEMENTS)
     tokens = max(1, min(TOKENS_AT_MOST, t // ENOUGH_PROGRAMS))
     programs = triton.cdiv(t, tokens)
     dquery_PD = dh_TD.new_empty(programs, d, dtype=torch.float32)
@@ -74,22 +77,12 @@ def backward(
             t,
             tokens,
             D=d,
-            BD=how.width,
+            BD=padded,
             PTX=uses_ptx(dh_TD.device),
-            STAGES=max(2, min(6, AHEAD_BYTES // (how.width * dh_TD.element_size()))),
-            num_warps=how.num_warps,
+            STAGES=max(2, min(6, AHEAD_BYTES // (padded * dh_TD.element_size()))),
+            num_warps=warps,
         )
     return ReadGradients(dquery_PD.sum(0), None if dweight_PD is None else dweight_PD.sum(0))
-
-
-@triton.jit
-def pick(pointers, strides, n, token):
-    """Where the row of a token starts in the n-th tensor."""
-    at, stride = pointers[0], strides[0]
-    for i in tl.static_range(1, len(pointers)):
-        at = tl.where(n == i, pointers[i], at)
-        stride = tl.where(n == i, strides[i], stride)
-    return at + token * stride
 
 
 @triton.jit
@@ -139,7 +132,7 @@ def _backward(
             n = first + k
             v_D = tl.load(pick(sources, strides, n, token) + d_, mask=here_D, other=0.0)
             share = exp2(tl.load(stat_at + (1 + n) * num_tokens) - total, PTX)
-            h_D += share * v_D.to(tl.float32)
+            h_D += share * wide(v_D, PTX)
         dh_D = tl.load(dh_p + token * dh_stride + d_, mask=here_D, other=0.0).to(tl.float32)
         if weight_p is not None:
             r = tl.load(stat_at + (1 + 2 * M) * num_tokens)
@@ -155,7 +148,7 @@ def _backward(
             # Backwards: what was read last is the surest to be cached.
             n = first + (M - 1 - k)
             v_D = tl.load(pick(sources, strides, n, token) + d_, mask=here_D, other=0.0)
-            v_D = v_D.to(tl.float32)
+            v_D = wide(v_D, PTX)
             score = tl.load(stat_at + (1 + n) * num_tokens)
             r = tl.load(stat_at + (1 + M + n) * num_tokens)
             share = exp2(score - total, PTX)

@@ -1,7 +1,7 @@
 """The read forward: a program holds every source of a token at once, each read once.
 
 Legend: T packed tokens, D model width, N committed blocks, M = N + 1 sources, the running sum
-last, S 2 M + 2 statistics.
+last, R rows that a token reads: with the update, one more; S 2 M + 2 statistics.
 
 Sources lie anywhere, a pointer each. All loads are under way before the first is needed. Floats
 become fp32 inside, since a compiled graph hands them over in fp64.
@@ -10,17 +10,24 @@ become fp32 inside, since a compiled graph hands them over in fp64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from perilune.kernels.attn_res.triton_rows import moments, wide_again
+from perilune.kernels.attn_res.triton_stream import stream
 from perilune.kernels.common.triton_math import LOG2_E, exp2, uses_ptx
 
-ELEMENTS = 16
-"""Of a row, a thread."""
+ELEMENTS = 32
+"""Of a row, a thread: with fewer threads there is less to add up between them."""
+FEW_SOURCES = 4
+"""So few that two programs fit beside each other: they cover for each other."""
+PROGRAMS = 132
+"""As many as a GPU has multiprocessors; more tokens are taken in turn."""
+SHARED_BYTES = 227 << 10
 
 
 class Mixture(NamedTuple):
@@ -39,14 +46,29 @@ class Plan(NamedTuple):
     """Next power of two of D."""
     num_warps: int
     programs: int
-    stages: int
-    """2: a program of many tokens loads the next one's sources ahead."""
+    stages: int = 1
+    """Beyond 1, a program of several tokens loads that many ahead; of a stream, rows."""
+    streams: bool = False
+    """Rows pass one by one; else a program holds all sources of a token."""
+    registers: int | None = None
+    """A limit for each thread, so that more programs fit beside each other."""
 
 
-def plan(num_tokens: int, width: int) -> Plan:
+def blocks(width: int, elements: int) -> tuple[int, int]:
+    """Elements of a padded row, and warps that hold `elements` of it in a thread."""
     padded = triton.next_power_of_2(width)
-    warps = min(32, max(1, padded // (32 * ELEMENTS)))
-    return Plan(padded, warps, num_tokens, 1)
+    return padded, min(32, max(1, padded // (32 * elements)))
+
+
+def plan(num_tokens: int, width: int, num_rows: int, element_bytes: int) -> Plan:
+    padded, warps = blocks(width, ELEMENTS)
+    if num_rows <= FEW_SOURCES + 1:
+        return Plan(padded, warps, num_tokens, registers=128 if warps > 4 else None)
+    # The query and the weight are loaded ahead, too.
+    ahead = padded * (num_rows * element_bytes + 4 + element_bytes)
+    if num_tokens <= 2 * PROGRAMS or ahead > SHARED_BYTES:
+        return Plan(padded, warps, num_tokens)
+    return Plan(padded, warps, PROGRAMS, stages=2)
 
 
 def forward(
@@ -60,19 +82,20 @@ def forward(
     keep: bool,
     how: Plan | None = None,
 ) -> Mixture:
-    """Rows of stride 1; `keep` what backward asks for again."""
-    first = sources[0]
-    t, d = first.shape
-    h_TD = first.new_empty(t, d)
-    partial_TD = None if update_TD is None else first.new_empty(t, d)
-    stats_ST = first.new_empty(2 * len(sources) + 2, t, dtype=torch.float32) if keep else None
-    how = how or plan(t, d)
+    """Rows of stride 1, the running sum last; `keep` what backward asks for again."""
+    last = sources[-1]
+    t, d = last.shape
+    h_TD = last.new_empty(t, d)
+    partial_TD = None if update_TD is None else last.new_empty(t, d)
+    stats_ST = last.new_empty(2 * len(sources) + 2, t, dtype=torch.float32) if keep else None
+    how = how or plan(t, d, len(sources) + (update_TD is not None), last.element_size())
+    halves = [last] if update_TD is None else [last, update_TD]
+    rows = [*halves, *sources[:-1]] if how.streams else [*sources[:-1], *halves]
+    launch: Any = (stream if how.streams else _forward)[(how.programs,)]
     if t:
-        _forward[(how.programs,)](
-            tuple(sources),
-            tuple(x.stride(0) for x in sources),
-            update_TD,
-            0 if update_TD is None else update_TD.stride(0),
+        launch(
+            tuple(rows),
+            tuple(x.stride(0) for x in rows),
             query_D,
             weight_D,
             h_TD,
@@ -86,76 +109,15 @@ def forward(
             PTX=uses_ptx(h_TD.device),
             STAGES=how.stages,
             num_warps=how.num_warps,
+            **({"maxnreg": how.registers} if how.registers and uses_ptx(h_TD.device) else {}),
         )
     return Mixture(h_TD, partial_TD, stats_ST)
 
 
 @triton.jit
-def _add_pairs(a0, a1, b0, b1):
-    return a0 + b0, a1 + b1
-
-
-@triton.jit
-def _add_eights(
-    a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7
-):  # fmt: skip
-    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7
-
-
-@triton.jit
-def sums(a_D, b_D, PTX: tl.constexpr):
-    """Of both, with one exchange between the warps. An interpreter would add the pairs one by
-    one."""
-    if PTX:
-        return tl.reduce((a_D, b_D), 0, _add_pairs)
-    else:
-        return tl.sum(a_D, axis=0), tl.sum(b_D, axis=0)
-
-
-@triton.jit
-def again(v_D, after, PTX: tl.constexpr):
-    """The same numbers, of which a compiler does not know it, and which it cannot have before it
-    has `after`: bf16 that was made fp32 once is made so again, where it would otherwise be kept in
-    twice the registers."""
-    if PTX and v_D.dtype == tl.bfloat16:
-        # The third axis of a grid is one program wide, and that is known at the launch only.
-        zero = tl.program_id(2) & after.to(tl.int32, bitcast=True)
-        words = tl.inline_asm_elementwise(
-            "xor.b32 $0, $1, $2;", "=r,r,r,r", [v_D, zero], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
-        return words
-    else:
-        return v_D
-
-
-@triton.jit
-def moments(values, at: tl.constexpr, count: tl.constexpr, q_D, PTX: tl.constexpr):
-    """Squares and products with q of `count` sources from `at` on: four at a time share one
-    exchange between the warps."""
-    if count == 4 and PTX:
-        v0 = values[at].to(tl.float32)
-        v1 = values[at + 1].to(tl.float32)
-        v2 = values[at + 2].to(tl.float32)
-        v3 = values[at + 3].to(tl.float32)
-        return tl.reduce(
-            (v0 * v0, v0 * q_D, v1 * v1, v1 * q_D, v2 * v2, v2 * q_D, v3 * v3, v3 * q_D),
-            0,
-            _add_eights,
-        )
-    else:
-        found = ()
-        for i in tl.static_range(count):
-            v_D = values[at + i].to(tl.float32)
-            found += sums(v_D * v_D, v_D * q_D, PTX)
-        return found
-
-
-@triton.jit
 def _forward(
-    sources,
+    rows,
     strides,
-    update_p,
-    update_stride,
     query_p,
     weight_p,
     h_p,
@@ -169,7 +131,8 @@ def _forward(
     PTX: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    M: tl.constexpr = len(sources)
+    R: tl.constexpr = len(rows)
+    M: tl.constexpr = R if partial_p is None else R - 1
     eps = tl.full([], eps, tl.float32)
     norm_eps = tl.full([], norm_eps, tl.float32)
     first = tl.zeros([], tl.int64)
@@ -179,11 +142,11 @@ def _forward(
         token = first + i
         values = ()
         for n in tl.static_range(M - 1):
-            v_D = tl.load(sources[n] + token * strides[n] + d_, mask=here_D, other=0.0)
+            v_D = tl.load(rows[n] + token * strides[n] + d_, mask=here_D, other=0.0)
             values += (v_D,)
-        sum_D = tl.load(sources[M - 1] + token * strides[M - 1] + d_, mask=here_D, other=0.0)
-        if update_p is not None:
-            u_D = tl.load(update_p + token * update_stride + d_, mask=here_D, other=0.0)
+        sum_D = tl.load(rows[M - 1] + token * strides[M - 1] + d_, mask=here_D, other=0.0)
+        if partial_p is not None:
+            u_D = tl.load(rows[M] + token * strides[M] + d_, mask=here_D, other=0.0)
             sum_D = (sum_D.to(tl.float32) + u_D.to(tl.float32)).to(partial_p.dtype.element_ty)
             tl.store(partial_p + token * D + d_, sum_D, mask=here_D)
         values += (sum_D,)
@@ -206,7 +169,7 @@ def _forward(
         for n in tl.static_range(M):
             share = exp2(scores[n] - top, PTX)
             total += share
-            h_D += share * again(values[n], top, PTX).to(tl.float32)
+            h_D += share * wide_again(values[n], top, PTX)
         h_D /= total
         if stats_p is not None:
             tl.store(stats_p + token, top + tl.log2(total))

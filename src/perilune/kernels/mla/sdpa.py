@@ -12,6 +12,7 @@ from torch import Tensor
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.mla.reference import with_shared
 
+cudnn_attention = torch.ops.aten._scaled_dot_product_cudnn_attention
 MIN_TOKENS = 4096
 """Of a sequence. cuDNN builds a plan for every new shape, which short calls would not repay."""
 
@@ -35,7 +36,5 @@ def attend(
     tensors = q_THK, with_shared(k_THN, shared_TR), v_THV
     rows = [packing.to_rows(x).transpose(1, 2) for x in tensors]
     trains = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    o_BHLV, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *rows, None, trains, 0.0, True, scale=scale
-    )
+    o_BHLV, *_ = cudnn_attention(*rows, None, trains, 0.0, True, scale=scale)
     return packing.from_rows(o_BHLV.transpose(1, 2))

@@ -58,7 +58,7 @@ def _check(
     packing: Packing,
     keys: Packing | None,
 ) -> None:
-    t, s = packing.num_tokens, (packing if keys is None else keys).num_tokens
+    t, s = sum(packing.lengths), sum((packing if keys is None else keys).lengths)
     (_, h, n), r = k_SHN.shape, shared_SR.shape[1]
     shapes = q_THK.shape, k_SHN.shape, shared_SR.shape, v_SHV.shape
     assert shapes[:3] == ((t, h, n + r), (s, h, n), (s, r)), shapes

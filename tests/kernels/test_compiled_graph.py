@@ -89,7 +89,7 @@ def test_a_whole_loss_is_one_graph(monkeypatch):
     batch = DeviceBatch(*[SEGMENTS[:, :20]] * 3)
     want = batch_loss(model, batch)
     for op in list(registry._ops):
-        if op.name in ("attn_res", "causal_conv", "kda_chunk"):
+        if op.name in ("attn_res", "causal_conv", "kda_chunk", "linear", "mla_prefill"):
             run = registry.load_attr(registry.spec(op.name).backends["cuda"])
             monkeypatch.setitem(op._chosen, "cpu", run)
     compiled = torch.compile(batch_loss, fullgraph=True, dynamic=False, backend="eager")

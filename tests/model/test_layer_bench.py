@@ -30,7 +30,8 @@ def test_a_step_calls_the_ops_of_a_layer(layer: int, attention: str) -> None:
     ops = [call.op for call in calls]
     assert ops.count("attn_res") == 2
     assert ops.count(attention) == ops.count("router") == ops.count("experts_mxfp4") == 1
-    assert stream.update is not None and torch.isfinite(stream.update).all()
+    assert stream.update is not None
+    assert torch.isfinite(stream.update).all()
 
 
 def test_each_op_has_a_time_and_a_floor_and_the_layer_their_sum() -> None:
@@ -46,7 +47,9 @@ def test_a_step_repeats() -> None:
     """What is timed again and again computes the same: lengths do not grow."""
     step = LayerStep(CONFIG, MLA_LAYER, 2, 70, CPU, torch.float32)
     first, second = step().update, step().update
-    assert first is not None and second is not None and torch.equal(first, second)
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize(("factor", "low", "high"), [(1.0, 0.0, 1e-4), (2.0, 0.05, 10.0)])

@@ -120,5 +120,4 @@ def test_a_wrong_instruction_is_seen(right, wrong, monkeypatch):
     assert faulty != triton_decode.VALUES.value
     monkeypatch.setattr(triton_decode, "VALUES", type(triton_decode.VALUES)(faulty))
     with pytest.raises(AssertionError):
-        for first in (0, 7, 8, 15):
-            test_they_make_the_values_of_a_word((117, 118, 119, 128), first)
+        test_they_make_the_values_of_a_word((117, 118, 119, 128), 0)

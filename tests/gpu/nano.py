@@ -24,6 +24,7 @@ from torch import Tensor
 
 from perilune.engine.generate import generate
 from perilune.kernels import registry
+from perilune.kernels.attn_res import reference as attn_reference
 from perilune.kernels.causal_conv import reference as conv_reference
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.kda import reference as kda_reference
@@ -50,6 +51,7 @@ a CPU, reach 0.08: another expert is chosen where two nearly tie."""
 TIES = {"float32": 1e-4, "bfloat16": 3e-2}
 """Two best logits closer than this, on the same scale, may change places."""
 SERVED = {
+    "attn_res": attn_reference,
     "kda_chunk": kda_reference,
     "kda_step": step_reference,
     "causal_conv": conv_reference,

@@ -24,7 +24,7 @@ from perilune.kernels.attn_res.triton_forward import blocks
 from perilune.kernels.attn_res.triton_rows import pick, sums, wide
 from perilune.kernels.common.triton_math import LOG2_E, exp2, uses_ptx
 
-ELEMENTS = 16
+ELEMENTS = 32
 """Of a row, a thread."""
 TOKENS_AT_MOST = 64
 ENOUGH_PROGRAMS = 132
@@ -129,7 +129,7 @@ def _backward(
         total = tl.load(stat_at)
         h_D = tl.zeros([BD], tl.float32)
         for k in tl.range(0, M, num_stages=STAGES):
-            n = first + k
+            n = tl.zeros([], tl.int32) + k
             v_D = tl.load(pick(sources, strides, n, token) + d_, mask=here_D, other=0.0)
             share = exp2(tl.load(stat_at + (1 + n) * num_tokens) - total, PTX)
             h_D += share * wide(v_D, PTX)
@@ -146,7 +146,7 @@ def _backward(
             mean = tl.sum(dh_D * h_D, axis=0)
         for k in tl.range(0, M, num_stages=STAGES):
             # Backwards: what was read last is the surest to be cached.
-            n = first + (M - 1 - k)
+            n = tl.zeros([], tl.int32) + (M - 1 - k)
             v_D = tl.load(pick(sources, strides, n, token) + d_, mask=here_D, other=0.0)
             v_D = wide(v_D, PTX)
             score = tl.load(stat_at + (1 + n) * num_tokens)

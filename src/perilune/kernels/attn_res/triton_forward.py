@@ -16,10 +16,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from perilune.kernels.attn_res.triton_rows import moments, wide_again
 from perilune.kernels.attn_res.triton_stream import stream
-from perilune.kernels.common.triton_math import LOG2_E, exp2, uses_ptx
+from perilune.kernels.common.triton_math import LOG2_E, exp2, launches_early, uses_ptx
 
 ELEMENTS = 32
 """Of a row, a thread: with fewer threads there is less to add up between them."""
@@ -28,6 +29,8 @@ FEW_SOURCES = 4
 PROGRAMS = 132
 """As many as a GPU has multiprocessors; more tokens are taken in turn."""
 SHARED_BYTES = 227 << 10
+FEW_TOKENS = 256
+"""Up to here a read is as long as its launch."""
 
 
 class Mixture(NamedTuple):
@@ -66,7 +69,7 @@ def plan(num_tokens: int, width: int, num_rows: int, element_bytes: int) -> Plan
         return Plan(padded, warps, num_tokens, registers=128 if warps > 4 else None)
     # The query and the weight are loaded ahead, too.
     ahead = padded * (num_rows * element_bytes + 4 + element_bytes)
-    if num_tokens <= 2 * PROGRAMS or ahead > SHARED_BYTES:
+    if num_tokens <= FEW_TOKENS or ahead > SHARED_BYTES:
         return Plan(padded, warps, num_tokens)
     return Plan(padded, warps, PROGRAMS, stages=2)
 
@@ -91,6 +94,7 @@ def forward(
     how = how or plan(t, d, len(sources) + (update_TD is not None), last.element_size())
     halves = [last] if update_TD is None else [last, update_TD]
     rows = [*halves, *sources[:-1]] if how.streams else [*sources[:-1], *halves]
+    options = _options(how, last)
     launch: Any = (stream if how.streams else _forward)[(how.programs,)]
     if t:
         launch(
@@ -109,9 +113,21 @@ def forward(
             PTX=uses_ptx(h_TD.device),
             STAGES=how.stages,
             num_warps=how.num_warps,
-            **({"maxnreg": how.registers} if how.registers and uses_ptx(h_TD.device) else {}),
+            **options,
         )
     return Mixture(h_TD, partial_TD, stats_ST)
+
+
+def _options(how: Plan, like: Tensor) -> dict[str, Any]:
+    """Other targets refuse what only NVIDIA's know. A read of few tokens is set up while the kernel
+    before it ends."""
+    early = not how.streams and len(like) <= FEW_TOKENS and launches_early(like.device)
+    options: dict[str, Any] = {} if how.streams else {"OVERLAPS": early}
+    if early:
+        options["launch_pdl"] = True
+    if how.registers and uses_ptx(like.device):
+        options["maxnreg"] = how.registers
+    return options
 
 
 @triton.jit
@@ -130,7 +146,11 @@ def _forward(
     BD: tl.constexpr,
     PTX: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    if OVERLAPS:
+        gdc_wait()
+        gdc_launch_dependents()
     R: tl.constexpr = len(rows)
     M: tl.constexpr = R if partial_p is None else R - 1
     eps = tl.full([], eps, tl.float32)

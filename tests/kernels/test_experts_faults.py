@@ -51,8 +51,8 @@ FAULTS = {
         "_by_word(_scale(scales_MS, 2), _scale(scales_MS, 0))",
     ),
     "rows of a slab share scales": Fault(DECODE, "_scale(scales_MS, 1)", "_scale(scales_MS, 0)"),
-    "a pair without signs": Fault(DECODE, "((word << 1) & SIGNS) | ", ""),
-    "a pair without its third bit": Fault(DECODE, " | ((word >> 5) & 0x01000100)", ""),
+    "a pair without signs": Fault(DECODE, "((word << 2) & NO_TOPS)", "((word << 2) & 0x00C000C0)"),
+    "a pair without its third bit": Fault(DECODE, " | ((word >> 6) & 0x01000100)", ""),
     "runs of columns out of order": Fault(
         DECODE, "permute(0, 2, 8, 3, 1, 5, 6, 9, 4, 7)", "permute(0, 2, 8, 3, 1, 6, 5, 9, 4, 7)"
     ),

@@ -43,6 +43,7 @@ def prmt(a: int, b: int, selector: int) -> int:
 DO = {
     "and.b32": lambda a, b: a & b,
     "shl.b32": lambda a, n: a << n & WORD,
+    "shf.l.wrap.b32": lambda low, high, n: (high << n | low >> (32 - n)) & WORD,
     "shr.u32": lambda a, n: a >> n,
     "lop3.b32": lop3,
     "prmt.b32": prmt,

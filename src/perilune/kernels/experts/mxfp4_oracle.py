@@ -13,11 +13,12 @@ from perilune.kernels.experts import oracle
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BITS = {
     (0, 0): (15, 8, 7, 6),
-    (8, 0): (12, 5, 4, 3),
+    (8, 0): (3, 28, 27, 26),
     (0, 8): (9, 2, 1, 0),
-    (8, 8): (14, 13, 11, 10),
+    (8, 8): (13, 14, 5, 4),
 }
-"""(row, column) of a block of 16 by 16, each below 8 or not -> where sign and magnitude lie."""
+"""(row, column) of a block of 16 by 16, each below 8 or not -> where sign and magnitude of an even
+column's code lie in their word; those of the odd column are 16 bits away."""
 
 
 def experts_mxfp4(
@@ -45,11 +46,11 @@ def _weights(tiles_EMKW: Tensor, row_O: Tensor, column_I: Tensor) -> Tensor:
     words = tiles_EMKW.long()[:, o // 64, i // 128]
     thread = o // 16 % 4 * 32 + o % 8 * 4 + i // 2 % 4
     word = _at(words, (i // 64 % 2 * 128 + thread) * 4 + i // 16 % 4)
-    half = word >> (16 * (i % 2))
-    code = torch.zeros_like(half)
+    code = torch.zeros_like(word)
     for (second_row, second_column), places in _BITS.items():
         here = (o // 8 % 2 * 8 == second_row) & (i // 8 % 2 * 8 == second_column)
-        found = sum(((half >> place) & 1) << (3 - n) for n, place in enumerate(places))
+        bits = [word >> (place + 16 * (i % 2)) % 32 & 1 for place in places]
+        found = bits[0] << 3 | bits[1] << 2 | bits[2] << 1 | bits[3]
         code = torch.where(here, found, code)
     byte = i // 32 % 2 * 2 + o // 8 % 2
     scale = _at(words, 1024 + (o // 16 % 4 * 8 + o % 8) * 2 + i // 64 % 2) >> (8 * byte) & 255

@@ -30,7 +30,7 @@ ALTERNATE = 8
 """Rows of the gate, then as many of the up."""
 TOP_SCALE = 128
 """Up to this byte, a scale of 2, one product makes a value; see `triton_decode`."""
-_OF_A_WORD = [(c, p, e) for c in (0, 1) for p in (0, 1) for e in (0, 1)]
+PAIR, TOPS, SIGNS_AND_LOWS, WORD_BITS = 0x81C081C0, 0x01000100, 0x80C080C0, 0xFFFFFFFF
 _CODE_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -47,21 +47,17 @@ def tiled(packed: Packed, *, gated: bool) -> Tensor:
     codes_EOI = _padded(_alternate(codes_EOI) if gated else codes_EOI, COLUMNS)
     scale_EOG = packed.scale_EOG
     scale_EOG = _padded(_alternate(scale_EOG) if gated else scale_EOG, COLUMNS // GROUP)
-    by_word = _by_word(codes_EOI).int()
-    words = torch.zeros_like(by_word[..., 0, 0, 0])
-    for c, p, e in _OF_A_WORD:
-        words |= _place(by_word[..., c, p, e], c, p) << (16 * e)
+    words = _word(_by_word(codes_EOI).long())
     scales = _by_scale_word(scale_EOG).int()
     scale_words = scales[..., 0] | scales[..., 1] << 8 | scales[..., 2] << 16 | scales[..., 3] << 24
-    return torch.cat([words.flatten(3), scale_words.flatten(3)], -1)
+    return torch.cat([words.int().flatten(3), scale_words.flatten(3)], -1)
 
 
 def untiled(tiles_EMKW: Tensor, rows: int, columns: int, *, gated: bool) -> Packed:
     """The inverse of `tiled`, for matrices of that size."""
     e, m, k, _ = tiles_EMKW.shape
     words = tiles_EMKW[..., :WORDS].reshape(e, m, k, 2, 4, 8, 4, 4)
-    parts = [_code(words >> (16 * e), c, p) for c, p, e in _OF_A_WORD]
-    by_word = torch.stack(parts, -1).unflatten(-1, (2, 2, 2))
+    by_word = _codes(words.long())
     codes = by_word.permute(0, 1, 4, 9, 5, 2, 3, 7, 8, 6, 10)
     codes_EOI = codes.reshape(e, m * ROWS, k * COLUMNS)
     scale_words = tiles_EMKW[..., WORDS:].reshape(e, m, k, 4, 8, 2)
@@ -124,16 +120,29 @@ def _by_scale_word(scale_EOG: Tensor) -> Tensor:
     return tiles.permute(0, 1, 5, 2, 4, 6, 7, 3).flatten(-2)
 
 
-def _place(code: Tensor, c: int, p: int) -> Tensor:
-    """A code's four bits where `_code` finds them in its half of the word."""
-    sign, exponent, low = code >> 3, (code >> 2) & 1, code & 3
-    if c and p:
-        return (sign << 14) | (exponent << 13) | (low << 10)
-    return ((sign << 15) | ((code & 7) << 6)) >> (3 * p + 6 * c)
+def _word(code_cpe: Tensor) -> Tensor:
+    """Of eight codes [..., c, p, e]: a pair, in either half of a word sign and magnitude where bf16
+    has its sign and the ends of exponent and mantissa, goes where `_pairs` looks for it."""
+    half = (code_cpe >> 3 << 15) | ((code_cpe & 7) << 6)
+    pair = half[..., 0] | half[..., 1] << 16
+    upper_left, lower_left = pair[..., 0, 0], pair[..., 0, 1]
+    upper_right, lower_right = pair[..., 1, 0], pair[..., 1, 1]
+    word = upper_left | lower_left >> 12 | (lower_left << 20 & WORD_BITS) | upper_right >> 6
+    return word | (lower_right & SIGNS_AND_LOWS) >> 2 | (lower_right & TOPS) << 6
 
 
-def _code(half: Tensor, c: int, p: int) -> Tensor:
-    if c and p:
-        return ((half >> 11) & 8) | ((half >> 11) & 4) | ((half >> 10) & 3)
-    shift = 3 * p + 6 * c
-    return ((half >> (12 - shift)) & 8) | ((half >> (6 - shift)) & 7)
+def _pairs(word: Tensor) -> Tensor:
+    """The four pairs [..., c, p] of a word: two instructions each where a shift turns in a circle,
+    but for the last, whose bits are what the others leave."""
+    word = word & WORD_BITS
+    lower_left = word << 12 | word >> 20
+    lower_right = (word << 2 & SIGNS_AND_LOWS) | (word >> 6 & TOPS)
+    pairs = [word & PAIR, lower_left & PAIR, word << 6 & PAIR, lower_right]
+    return torch.stack(pairs, -1).unflatten(-1, (2, 2))
+
+
+def _codes(word: Tensor) -> Tensor:
+    """[..., c, p, e]."""
+    pair = _pairs(word)
+    half = torch.stack([pair & 0xFFFF, pair >> 16], -1)
+    return (half >> 12 & 8) | (half >> 6 & 7)

@@ -18,15 +18,13 @@ import triton.language as tl
 _PAIRS = """
     .reg .b32 a, b, c, d, t, u;
     and.b32 a, $8, 0x81C081C0;
-    shl.b32 t, $8, 3;
+    shf.l.wrap.b32 t, $8, $8, 12;
     and.b32 b, t, 0x81C081C0;
     shl.b32 t, $8, 6;
     and.b32 c, t, 0x81C081C0;
-    shl.b32 t, $8, 1;
-    and.b32 t, t, 0x80008000;
-    shr.u32 u, $8, 4;
-    lop3.b32 t, u, 0x00C000C0, t, 0xEA;
-    shr.u32 u, $8, 5;
+    shl.b32 t, $8, 2;
+    and.b32 t, t, 0x80C080C0;
+    shr.u32 u, $8, 6;
     lop3.b32 d, u, 0x01000100, t, 0xEA;
 """
 _TO_UNIT = """
@@ -69,7 +67,7 @@ SCALES: tl.constexpr = tl.constexpr(
 )
 """Both halves of a register a scale; 2^-127 is subnormal, and 255 is NaN."""
 PATTERN: tl.constexpr = tl.constexpr(0x81C081C0 - (1 << 32))
-SIGNS: tl.constexpr = tl.constexpr(0x80008000 - (1 << 32))
+NO_TOPS: tl.constexpr = tl.constexpr(0x80C080C0 - (1 << 32))
 
 
 @triton.jit
@@ -97,11 +95,12 @@ def weights(words_MW, scales_MS, DTYPE: tl.constexpr, WIDE: tl.constexpr, PTX: t
     else:
         upper = _by_word(_scale(scales_MS, 0), _scale(scales_MS, 2))
         lower = _by_word(_scale(scales_MS, 1), _scale(scales_MS, 3))
-        d = ((word << 1) & SIGNS) | ((word >> 4) & 0x00C000C0) | ((word >> 5) & 0x01000100)
+        turned = (word << 12) | ((word >> 20) & 0xFFF)
+        rest = ((word << 2) & NO_TOPS) | ((word >> 6) & 0x01000100)
         v000, v001 = _pair(word & PATTERN, upper, DTYPE)
-        v010, v011 = _pair((word << 3) & PATTERN, lower, DTYPE)
+        v010, v011 = _pair(turned & PATTERN, lower, DTYPE)
         v100, v101 = _pair((word << 6) & PATTERN, upper, DTYPE)
-        v110, v111 = _pair(d, lower, DTYPE)
+        v110, v111 = _pair(rest, lower, DTYPE)
     left = tl.join(tl.join(v000, v001), tl.join(v010, v011))
     right = tl.join(tl.join(v100, v101), tl.join(v110, v111))
     # m h w g q j (two bits) e p c, to rows m w p g and columns h j c q e.

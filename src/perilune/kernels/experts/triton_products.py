@@ -10,6 +10,7 @@ pieces of 4 KB, several of them ahead.
 
 from __future__ import annotations
 
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from perilune.kernels.situ.triton_forward import capped, is_rounded
 class Tile(NamedTuple):
     tokens: int
     row_tiles: int
-    """Of 64 weight rows each: one or two."""
+    """Of 64 weight rows each, where a matrix has so many: one, two or four."""
     num_warps: int
     num_stages: int
 
@@ -82,9 +83,10 @@ def _launch(
     tile: Tile,
     y: Tensor,
 ) -> None:
-    row_tiles = w_EMKW.shape[1] // tile.row_tiles
+    row_tiles = gcd(tile.row_tiles, w_EMKW.shape[1])
+    programs = w_EMKW.shape[1] // row_tiles
     beta, linear_beta = (None, None) if caps is None else caps
-    _product[(row_tiles * tile_I3.shape[0],)](
+    _product[(programs * tile_I3.shape[0],)](
         x,
         pair_P,
         tile_I3,
@@ -97,8 +99,8 @@ def _launch(
         WIDTH=x.shape[1],
         OUT=y.shape[1],
         COLUMN_TILES=w_EMKW.shape[2],
-        PROGRAMS=row_tiles,
-        BM=tile.row_tiles,
+        PROGRAMS=programs,
+        BM=row_tiles,
         BN=tile.tokens,
         BK=COLUMNS,
         WORDS=WORDS,

@@ -141,19 +141,16 @@ def test_every_plan_gives_the_same(streams, updated):
     run = attn.forward
     operands = [*blocks, partial], query, 1e-5, update if updated else None, weight, 1e-6
     want = [x for x in run(*operands, keep=True) if x is not None]
-    how = plan(7, 24, 5, 4)._replace(programs=3, stages=2, streams=streams)
+    how = plan(7, 24, 5)._replace(programs=3, ahead=3, streams=streams)
     got = [x for x in run(*operands, keep=True, how=how) if x is not None]
     assert close(got, want) if streams else same(got, want)
 
 
-def test_few_sources_fit_twice_and_more_are_loaded_ahead_within_shared_memory():
-    assert plan(8192, 7168, 4, 2) == Plan(8192, 8, 8192, registers=128)
-    assert plan(8192, 7168, 5, 2).registers == 128
-    assert plan(8192, 7168, 10, 2) == Plan(8192, 8, 132, stages=2)
-    assert plan(8192, 7168, 12, 2).stages == 1
-    assert plan(8192, 7168, 9, 4).stages == 1
-    assert plan(256, 7168, 10, 2) == Plan(8192, 8, 256)
-    assert plan(3, 40, 2, 4) == Plan(64, 1, 3)
+def test_few_sources_fit_twice_and_many_tokens_are_taken_in_turn():
+    assert plan(8192, 7168, 4) == Plan(8192, 8, 264, ahead=264, registers=128)
+    assert plan(8192, 7168, 10) == Plan(8192, 8, 132, ahead=132)
+    assert plan(100, 7168, 10) == Plan(8192, 8, 100)
+    assert plan(3, 40, 2) == Plan(64, 1, 3)
 
 
 def test_a_row_of_a_whole_program():

@@ -18,17 +18,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from perilune.kernels.attn_res.triton_rows import moments, wide_again
+from perilune.kernels.attn_res.triton_rows import ask, moments, wide_again
 from perilune.kernels.attn_res.triton_stream import stream
 from perilune.kernels.common.triton_math import LOG2_E, exp2, launches_early, uses_ptx
 
 ELEMENTS = 32
 """Of a row, a thread: with fewer threads there is less to add up between them."""
-FEW_SOURCES = 4
+FEW_ROWS = 5
 """So few that two programs fit beside each other: they cover for each other."""
 PROGRAMS = 132
 """As many as a GPU has multiprocessors; more tokens are taken in turn."""
-SHARED_BYTES = 227 << 10
 FEW_TOKENS = 256
 """Up to here a read is as long as its launch."""
 
@@ -49,8 +48,8 @@ class Plan(NamedTuple):
     """Next power of two of D."""
     num_warps: int
     programs: int
-    stages: int = 1
-    """Beyond 1, a program of several tokens loads that many ahead; of a stream, rows."""
+    ahead: int = 0
+    """How many tokens later the one is whose sources are asked for; of a stream, rows."""
     streams: bool = False
     """Rows pass one by one; else a program holds all sources of a token."""
     registers: int | None = None
@@ -63,15 +62,17 @@ def blocks(width: int, elements: int) -> tuple[int, int]:
     return padded, min(32, max(1, padded // (32 * elements)))
 
 
-def plan(num_tokens: int, width: int, num_rows: int, element_bytes: int) -> Plan:
+def plan(num_tokens: int, width: int, num_rows: int) -> Plan:
     padded, warps = blocks(width, ELEMENTS)
-    if num_rows <= FEW_SOURCES + 1:
-        return Plan(padded, warps, num_tokens, registers=128 if warps > 4 else None)
-    # The query and the weight are loaded ahead, too.
-    ahead = padded * (num_rows * element_bytes + 4 + element_bytes)
-    if num_tokens <= FEW_TOKENS or ahead > SHARED_BYTES:
-        return Plan(padded, warps, num_tokens)
-    return Plan(padded, warps, PROGRAMS, stages=2)
+    beside = 2 if num_rows <= FEW_ROWS else 1
+    at_once = beside * PROGRAMS
+    return Plan(
+        width=padded,
+        num_warps=warps,
+        programs=min(num_tokens, at_once),
+        ahead=at_once if num_tokens > at_once else 0,
+        registers=128 if beside == 2 and warps > 4 else None,
+    )
 
 
 def forward(
@@ -91,7 +92,7 @@ def forward(
     h_TD = last.new_empty(t, d)
     partial_TD = None if update_TD is None else last.new_empty(t, d)
     stats_ST = last.new_empty(2 * len(sources) + 2, t, dtype=torch.float32) if keep else None
-    how = how or plan(t, d, len(sources) + (update_TD is not None), last.element_size())
+    how = how or plan(t, d, len(sources) + (update_TD is not None))
     halves = [last] if update_TD is None else [last, update_TD]
     rows = [*halves, *sources[:-1]] if how.streams else [*sources[:-1], *halves]
     options = _options(how, last)
@@ -111,7 +112,6 @@ def forward(
             D=d,
             BD=how.width,
             PTX=uses_ptx(h_TD.device),
-            STAGES=how.stages,
             num_warps=how.num_warps,
             **options,
         )
@@ -122,7 +122,10 @@ def _options(how: Plan, like: Tensor) -> dict[str, Any]:
     """Other targets refuse what only NVIDIA's know. A read of few tokens is set up while the kernel
     before it ends."""
     early = not how.streams and len(like) <= FEW_TOKENS and launches_early(like.device)
-    options: dict[str, Any] = {} if how.streams else {"OVERLAPS": early}
+    ahead = how.ahead if uses_ptx(like.device) else 0
+    options: dict[str, Any] = {"STAGES": max(2, how.ahead)}
+    if not how.streams:
+        options = {"AHEAD": ahead, "OVERLAPS": early}
     if early:
         options["launch_pdl"] = True
     if how.registers and uses_ptx(like.device):
@@ -145,7 +148,7 @@ def _forward(
     D: tl.constexpr,
     BD: tl.constexpr,
     PTX: tl.constexpr,
-    STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     if OVERLAPS:
@@ -158,7 +161,7 @@ def _forward(
     first = tl.zeros([], tl.int64)
     d_ = tl.arange(0, BD)
     here_D = d_ < D
-    for i in tl.range(tl.program_id(0), num_tokens, tl.num_programs(0), num_stages=STAGES):
+    for i in range(tl.program_id(0), num_tokens, tl.num_programs(0)):
         token = first + i
         values = ()
         for n in tl.static_range(M - 1):
@@ -171,6 +174,10 @@ def _forward(
             tl.store(partial_p + token * D + d_, sum_D, mask=here_D)
         values += (sum_D,)
         q_D = tl.load(query_p + d_, mask=here_D, other=0.0).to(tl.float32)
+        if AHEAD > 0:
+            later = tl.minimum(token + AHEAD, num_tokens - 1)
+            for n in tl.static_range(R):
+                ask(rows[n] + later * strides[n], D, BD)
         found = ()
         for n in tl.static_range(0, M, 4):
             found += moments(values, n, min(4, M - n), q_D, PTX)

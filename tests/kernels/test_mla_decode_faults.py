@@ -13,12 +13,23 @@ from perilune.kernels.mla import triton as entry
 from perilune.kernels.mla import triton_decode as kernels
 
 ATTEND = (
-    *("q", "c", "r", "rate", "table", "length", "begin", "partial", "lse"),
+    *("q", "c", "r", "c_d", "r_d", "rate", "table", "length", "begin", "partial", "lse"),
     *("sequences", "capacity", "teams", "q_n_stride", "q_q_stride", "q_h_stride"),
     *("c_page_stride", "r_page_stride", "rate_page_stride", "rate_stride", "table_stride"),
-    *("scale", "partial_from", "lse_from"),
+    *("scale", "partial_from", "lse_from", "members"),
 )
-MERGE = ("partial", "lse", "begin", "o", "sequences", "teams", "narrow_partial", "narrow_lse")
+MERGE = (
+    "partial",
+    "lse",
+    "begin",
+    "o",
+    "sequences",
+    "teams",
+    "narrow_partial",
+    "narrow_lse",
+    "wide_members",
+    "narrow_members",
+)
 
 
 class Launch:

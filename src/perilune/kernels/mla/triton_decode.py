@@ -9,6 +9,7 @@ before the merge.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from perilune.kernels.common.triton_math import LOG2_E, dot_precision, uses_ptx
 from perilune.kernels.mla.triton_decode_merge import merge
@@ -52,13 +54,44 @@ class Rows(NamedTuple):
     def capacity(self) -> int:
         return self.table_NW.shape[1] * self.c_PSC.shape[1]
 
+    def tile_by_tile(self, tokens: int) -> bool:
+        """Whether the copy engine can fetch tiles of so many tokens: none crosses a page, pages
+        follow each other like rows do, and rows are aligned."""
+        x = (self.c_PSC, self.r_PSR)
+        rows_on = all(len(y) == 1 or y.stride(0) == y.shape[1] * y.stride(1) for y in x)
+        aligned = all(y.data_ptr() % 16 == 0 and y.stride(1) * y.itemsize % 16 == 0 for y in x)
+        return self.rate_PS is None and self.page % tokens == 0 and rows_on and aligned
 
-def attend(q_NQHC: Tensor, rows: Rows, scale: float, plan: Plan | None = None) -> Tensor:
-    """The mixed latents [N, Q, H, C]."""
+    def descriptors(self, tokens: int) -> tuple[TensorDescriptor, ...]:
+        """Of pools as one array of rows each."""
+        return tuple(
+            TensorDescriptor(
+                x,
+                [x.shape[0] * x.shape[1], x.shape[2]],
+                [x.stride(1), 1],
+                [tokens, _block(x.shape[2])],
+            )
+            for x in (self.c_PSC, self.r_PSR)
+        )
+
+
+def attend(
+    q_NQHC: Tensor,
+    rows: Rows,
+    scale: float,
+    plan: Plan | None = None,
+    tma: bool | None = None,
+    wide: Callable[..., None] | None = None,
+) -> Tensor:
+    """The mixed latents [N, Q, H, C]. By default `plan`, `tma` and how wide programs are launched
+    are what serves best."""
     n, q, h, _ = q_NQHC.shape
     c, device = rows.c_PSC.shape[2], q_NQHC.device
     if plan is None:
-        plan = plan_of(q * h, q_NQHC.dtype, num_programs(device))
+        plan = plan_of(q * h, q_NQHC.dtype, num_programs(device), rows.rate_PS is None)
+    if tma is None:
+        tma = device.type == "cuda" and not plan.in_chunks and rows.tile_by_tile(plan.tokens)
+    descriptors = rows.descriptors(plan.tokens) if tma else (None, None)
     fp32: dict[str, Any] = {"dtype": torch.float32}
     wide_slots = (plan.teams + n) * plan.wide_members * plan.wide_rows
     narrow_slots = (plan.teams + n) * plan.narrow_members * plan.narrow_rows
@@ -66,17 +99,18 @@ def attend(q_NQHC: Tensor, rows: Rows, scale: float, plan: Plan | None = None) -
     lse = q_NQHC.new_empty(wide_slots + narrow_slots, **fp32)
     begin = q_NQHC.new_empty(n + 1, dtype=torch.int32)
     o_NQHC = q_NQHC.new_empty(n, q, h, c)
-    parts = (begin, partial, lse)
+    parts = (descriptors, begin, partial, lse)
+    launch_wide = _launch_wide if wide is None else wide
     if plan.wide_rows and plan.narrow_rows and device.type == "cuda":
         side, main = _side_stream(device), torch.cuda.current_stream(device)
         side.wait_stream(main)
-        _launch_wide(q_NQHC, rows, parts, scale, plan)
+        launch_wide(q_NQHC, rows, parts, scale, plan)
         with torch.cuda.stream(side):
             _launch_narrow(q_NQHC, rows, parts, scale, plan, wide_slots)
         main.wait_stream(side)
     else:
         if plan.wide_rows:
-            _launch_wide(q_NQHC, rows, parts, scale, plan)
+            launch_wide(q_NQHC, rows, parts, scale, plan)
         if plan.narrow_rows:
             _launch_narrow(q_NQHC, rows, parts, scale, plan, wide_slots)
     many = n * q * h >= MANY_ROWS
@@ -90,10 +124,10 @@ def attend(q_NQHC: Tensor, rows: Rows, scale: float, plan: Plan | None = None) -
         plan.teams,
         wide_slots * c,
         wide_slots,
+        plan.wide_members,
+        plan.narrow_members,
         ROWS=q * h,
         WIDE_ROWS=plan.wide_rows,
-        WIDE_MEMBERS=plan.wide_members,
-        NARROW_MEMBERS=plan.narrow_members,
         C=c,
         BC=channels,
         BP=4 if many else 32,
@@ -108,12 +142,12 @@ def _launch_wide(q_NQHC: Tensor, rows: Rows, parts: Any, scale: float, plan: Pla
         *_operands(q_NQHC, rows, parts, scale, plan),
         0,
         0,
-        **_sizes(q_NQHC, rows),
+        plan.wide_members,
+        **_sizes(q_NQHC, rows, parts[0]),
         FIRST_ROW=0,
         ROWS=plan.wide_rows,
         BS=plan.wide_block,
         BN=plan.tokens,
-        MEMBERS=plan.wide_members,
         NARROW=False,
         WRITES_BEGINS=True,
         IN_CHUNKS=plan.in_chunks,
@@ -129,12 +163,12 @@ def _launch_narrow(
         *_operands(q_NQHC, rows, parts, scale, plan),
         wide_slots * c,
         wide_slots,
-        **_sizes(q_NQHC, rows),
+        plan.narrow_members,
+        **_sizes(q_NQHC, rows, parts[0]),
         FIRST_ROW=plan.wide_rows,
         ROWS=plan.narrow_rows,
         BS=plan.narrow_block,
         BN=plan.tokens,
-        MEMBERS=plan.narrow_members,
         NARROW=True,
         WRITES_BEGINS=plan.wide_rows == 0,
         IN_CHUNKS=False,
@@ -143,12 +177,13 @@ def _launch_narrow(
 
 
 def _operands(q_NQHC: Tensor, rows: Rows, parts: Any, scale: float, plan: Plan) -> tuple[Any, ...]:
-    begin, partial, lse = parts
+    descriptors, begin, partial, lse = parts
     rate_PS = lse[None] if rows.rate_PS is None else rows.rate_PS
     return (
         q_NQHC,
         rows.c_PSC,
         rows.r_PSR,
+        *descriptors,
         rate_PS,
         rows.table_NW,
         rows.length_N,
@@ -167,9 +202,10 @@ def _operands(q_NQHC: Tensor, rows: Rows, parts: Any, scale: float, plan: Plan) 
     )
 
 
-def _sizes(q_NQHC: Tensor, rows: Rows) -> dict[str, Any]:
+def _sizes(q_NQHC: Tensor, rows: Rows, descriptors: Any) -> dict[str, Any]:
     c, r = rows.c_PSC.shape[2], rows.r_PSR.shape[2]
     return {
+        "TMA": descriptors[0] is not None,
         "Q": q_NQHC.shape[1],
         "H": q_NQHC.shape[2],
         "C": c,
@@ -186,18 +222,23 @@ def _sizes(q_NQHC: Tensor, rows: Rows) -> dict[str, Any]:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    """Of another priority: it is none of the pool that a graph is captured on."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _block(channels: int) -> int:
     return max(16, triton.next_power_of_2(channels))
 
 
-@triton.jit(do_not_specialize=["sequences", "capacity", "teams", "partial_from", "lse_from"])
+@triton.jit(
+    do_not_specialize=["sequences", "capacity", "teams", "partial_from", "lse_from", "members"]
+)
 def _attend(
     q_p,
     c_p,
     r_p,
+    c_d,
+    r_d,
     rate_p,
     table_p,
     length_p,
@@ -218,6 +259,7 @@ def _attend(
     scale,
     partial_from,
     lse_from,
+    members,
     FIRST_ROW: tl.constexpr,
     ROWS: tl.constexpr,
     Q: tl.constexpr,
@@ -231,19 +273,19 @@ def _attend(
     BN: tl.constexpr,
     BC: tl.constexpr,
     BR: tl.constexpr,
-    MEMBERS: tl.constexpr,
     NARROW: tl.constexpr,
     WRITES_BEGINS: tl.constexpr,
     PRECISION: tl.constexpr,
     PTX: tl.constexpr,
     IN_CHUNKS: tl.constexpr,
+    TMA: tl.constexpr,
 ):
     """One member of a team, for one tile of the rows FIRST_ROW to FIRST_ROW + ROWS - 1."""
     TILES: tl.constexpr = (ROWS + BS - 1) // BS
     # The tiles of rows of one member are neighbours: its latents come from memory once.
     row = tl.program_id(0) % TILES * BS
-    member = tl.program_id(0) // TILES % MEMBERS
-    team = tl.program_id(0) // (TILES * MEMBERS)
+    member = tl.program_id(0) // TILES % members
+    team = tl.program_id(0) // (TILES * members)
     if WRITES_BEGINS:
         write_begins(begin_p, length_p, sequences, capacity, BN)
     total = num_tiles(length_p, sequences, capacity, BN)
@@ -256,12 +298,14 @@ def _attend(
         end = tl.minimum(length, capacity)
         stop = tl.minimum(begin + tiles_of(end, BN), last)
         if stop > at:
-            slot = ((team + n) * MEMBERS + member).to(tl.int64)
+            slot = ((team + n) * members + member).to(tl.int64)
             if NARROW:
                 narrow_part(
                     q_p + n.to(tl.int64) * q_n_stride,
                     c_p,
                     r_p,
+                    c_d,
+                    r_d,
                     rate_p,
                     table_p + n.to(tl.int64) * table_stride,
                     partial_p + partial_from + slot * (ROWS * C),
@@ -270,6 +314,7 @@ def _attend(
                     stop - begin,
                     length,
                     end,
+                    members,
                     row,
                     q_q_stride,
                     q_h_stride,
@@ -291,15 +336,17 @@ def _attend(
                     BN=BN,
                     BC=BC,
                     BR=BR,
-                    STEP=MEMBERS,
                     PRECISION=PRECISION,
                     PTX=PTX,
+                    TMA=TMA,
                 )
             else:
                 wide_part(
                     q_p + n.to(tl.int64) * q_n_stride,
                     c_p,
                     r_p,
+                    c_d,
+                    r_d,
                     rate_p,
                     table_p + n.to(tl.int64) * table_stride,
                     partial_p + partial_from + slot * (ROWS * C),
@@ -308,6 +355,7 @@ def _attend(
                     stop - begin,
                     length,
                     end,
+                    members,
                     row,
                     q_q_stride,
                     q_h_stride,
@@ -329,9 +377,9 @@ def _attend(
                     BN=BN,
                     BC=BC,
                     BR=BR,
-                    STEP=MEMBERS,
                     PRECISION=PRECISION,
                     PTX=PTX,
+                    TMA=TMA,
                     IN_CHUNKS=IN_CHUNKS,
                 )
         at = stop

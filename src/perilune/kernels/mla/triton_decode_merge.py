@@ -12,7 +12,15 @@ from perilune.kernels.common.triton_math import exp2
 from perilune.kernels.mla.triton_decode_tile import LOWEST
 
 
-@triton.jit(do_not_specialize=["teams", "narrow_partial_from", "narrow_lse_from"])
+@triton.jit(
+    do_not_specialize=[
+        "teams",
+        "narrow_partial_from",
+        "narrow_lse_from",
+        "wide_members",
+        "narrow_members",
+    ]
+)
 def merge(
     partial_p,
     lse_p,
@@ -22,10 +30,10 @@ def merge(
     teams,
     narrow_partial_from,
     narrow_lse_from,
+    wide_members,
+    narrow_members,
     ROWS: tl.constexpr,
     WIDE_ROWS: tl.constexpr,
-    WIDE_MEMBERS: tl.constexpr,
-    NARROW_MEMBERS: tl.constexpr,
     C: tl.constexpr,
     BC: tl.constexpr,
     BP: tl.constexpr,
@@ -41,7 +49,7 @@ def merge(
     first_team = begin // quota
     num_teams = tl.where(end > begin, (end - 1) // quota + 1 - first_team, 0)
     narrow = row >= WIDE_ROWS
-    members = tl.where(narrow, NARROW_MEMBERS, WIDE_MEMBERS)
+    members = tl.where(narrow, narrow_members, wide_members)
     rows = tl.where(narrow, ROWS - WIDE_ROWS, WIDE_ROWS)
     partial_p += tl.where(narrow, narrow_partial_from, 0)
     lse_p += tl.where(narrow, narrow_lse_from, 0)
@@ -59,7 +67,8 @@ def merge(
         at_P = first + (p + p_).to(tl.int64) * rows
         lse_P = tl.load(lse_p + at_P, mask=p + p_ < number, other=float("-inf"))
         weight_P = exp2(lse_P - highest, PTX)
-        here_PC = (p + p_ < number)[:, None] & (c_ < C)[None, :]
+        # A part of no weight may never have been written.
+        here_PC = (weight_P > 0)[:, None] & (c_ < C)[None, :]
         o_PC = tl.load(partial_p + at_P[:, None] * C + c_[None, :], mask=here_PC, other=0.0)
         o_C += tl.sum(o_PC * weight_P[:, None], axis=0)
         total += tl.sum(weight_P, axis=0)

@@ -19,7 +19,9 @@ from perilune.kernels.mla.triton_decode_tile import (
     page_ahead,
     place_in_pages,
     query_pointers,
+    row_in_pool,
     row_pointers,
+    whole_tiles,
 )
 
 
@@ -28,6 +30,8 @@ def narrow_part(
     q_p,
     c_p,
     r_p,
+    c_d,
+    r_d,
     rate_p,
     table_p,
     partial_p,
@@ -36,6 +40,7 @@ def narrow_part(
     last,
     length,
     end,
+    step,
     first_row,
     q_q_stride,
     q_h_stride,
@@ -57,9 +62,9 @@ def narrow_part(
     BN: tl.constexpr,
     BC: tl.constexpr,
     BR: tl.constexpr,
-    STEP: tl.constexpr,
     PRECISION: tl.constexpr,
     PTX: tl.constexpr,
+    TMA: tl.constexpr,
 ):
     """As `wide_part`."""
     DTYPE: tl.constexpr = q_p.dtype.element_ty
@@ -76,11 +81,38 @@ def narrow_part(
     # Summed over tokens at the end: their axis is shared out among warps.
     total_NS = tl.zeros([BN, BS], tl.float32)
     o_CS = tl.zeros([BC, BS], tl.float32)
-    ahead = page_ahead(table_p, first, last, PAGE, BN)
-    for tile in tl.range(first, last, STEP, num_stages=2):
+    here = first
+    if TMA:
+        full, here = whole_tiles(first, last, end, step, BN)
+        ahead = page_ahead(table_p, first, last, PAGE, BN)
+        for tile in tl.range(first, full, step, num_stages=2):
+            row = row_in_pool(ahead, c_page_stride // C_STRIDE, tile, PAGE, BN)
+            c_NC, r_NR = c_d.load([row, 0]), r_d.load([row, 0])
+            token_N = tile * BN + tl.arange(0, BN)
+            here_N = token_N < tl.where(ahead >= 0, end, 0)
+            if PAGE > 0:
+                ahead = page_ahead(table_p, tile + step, last, PAGE, BN)
+            # Always so. A region of its own sends the next tile's loads ahead of it.
+            if tile >= 0:
+                s_NS = tl.dot(c_NC, q_CS, input_precision=PRECISION) * scale
+                s_NS += tl.dot(r_NR, q_RS, input_precision=PRECISION) * scale
+                if Q == 1:
+                    seen_NS = here_N[:, None]
+                else:
+                    seen_NS = here_N[:, None] & (token_N[:, None] < limit_S[None, :])
+                s_NS = tl.where(seen_NS, s_NS, float("-inf"))
+                top_S = tl.maximum(highest_S, tl.max(s_NS, axis=0))
+                s_NS = exp2(s_NS - top_S[None, :], PTX)
+                faded_S = exp2(highest_S - top_S, PTX)
+                total_NS = total_NS * faded_S[None, :] + s_NS
+                o_CS *= faded_S[None, :]
+                o_CS = tl.dot(tl.trans(c_NC), s_NS.to(DTYPE), o_CS, input_precision=PRECISION)
+                highest_S = top_S
+    ahead = page_ahead(table_p, here, last, PAGE, BN)
+    for tile in tl.range(here, last, step, num_stages=1 if TMA else 2):
         page, place_N = place_in_pages(table_p, ahead, tile, end, PAGE, BN)
         if PAGE > 0:
-            ahead = page_ahead(table_p, tile + STEP, last, PAGE, BN)
+            ahead = page_ahead(table_p, tile + step, last, PAGE, BN)
         token_N = tile * BN + tl.arange(0, BN)
         here_N = token_N < tl.where(page >= 0, end, 0)
         c_N = row_pointers(c_p, page, place_N, c_page_stride, C_STRIDE, PAGE, BN)
@@ -91,7 +123,7 @@ def narrow_part(
         if RATED:
             rate_N = row_pointers(rate_p, page, place_N, rate_page_stride, rate_stride, PAGE, BN)
             rate_N = tl.load(rate_N, mask=here_N, other=0.0)
-        # Always so. A region of its own sends the next tile's loads ahead of it.
+        # As above.
         if tile >= 0:
             s_NS = tl.dot(c_NC, q_CS, input_precision=PRECISION) * scale
             if RATED:

@@ -31,13 +31,30 @@ def place_in_pages(table_p, page, tile, end, PAGE: tl.constexpr, BN: tl.constexp
     """(page, row of it) of each token: one page for all of a tile in one."""
     n_ = tl.arange(0, BN)
     if PAGE == 0:
-        return page, tile * BN + n_
+        return page, (tile * BN + n_).to(tl.int64)
     elif PAGE % BN == 0:
         return page, (tile % (PAGE // BN)) * BN + n_
     else:
         token_N = tile * BN + n_
         page_N = tl.load(table_p + token_N // PAGE, mask=token_N < end, other=-1)
         return page_N.to(tl.int64), token_N % PAGE
+
+
+@triton.jit
+def row_in_pool(page, page_rows, tile, PAGE: tl.constexpr, BN: tl.constexpr):
+    """The first row of a whole tile, were the pool one array of rows; of no page, none in it."""
+    if PAGE == 0:
+        row = tile * BN
+    else:
+        row = tile % (PAGE // BN) * BN
+    return tl.where(page >= 0, page.to(tl.int32) * page_rows + row, -BN)
+
+
+@triton.jit
+def whole_tiles(first, last, end, step, BN: tl.constexpr):
+    """(where those end that are full, the first behind them) of first, first + step, ..."""
+    full = tl.minimum(last, end // BN)
+    return full, first + (tl.maximum(full - first, 0) + step - 1) // step * step
 
 
 @triton.jit
@@ -63,6 +80,15 @@ def limits(row_S, length, end, Q: tl.constexpr, H: tl.constexpr):
         return end
     else:
         return tl.minimum(length - (Q - 1) + row_S // H, end)
+
+
+@triton.jit
+def seen_by(here_N, token_N, limit_S, Q: tl.constexpr):
+    """Which tokens each query row sees, [S, N]."""
+    if Q == 1:
+        return here_N[None, :]
+    else:
+        return here_N[None, :] & (token_N[None, :] < limit_S[:, None])
 
 
 @triton.jit

@@ -41,7 +41,7 @@ class Gradients(NamedTuple):
 
 
 QUERY_TILE = Tile(128, 64, 8, 2)
-KEY_TILE = Tile(64, 64, 8, 2)
+KEY_TILE = Tile(32, 128, 8, 3)
 FP32_QUERY_TILE = Tile(32, 32, 8, 2)
 FP32_KEY_TILE = Tile(32, 32, 8, 2)
 
@@ -186,9 +186,10 @@ def _queries(
         sees_MS = (s + s_)[None, :] <= last_M[:, None]
         if DOCUMENTS:
             sees_MS &= (s + s_)[None, :] >= low_M[:, None]
-        s_MS = scores(q_MN, q_MR, k_SN, r_SR, PRECISION) * scale - lse_M[:, None]
-        p_MS = exp2(tl.where(sees_MS, s_MS, float("-inf")), PTX)
+        s_MS = scores(q_MN, q_MR, k_SN, r_SR, PRECISION)
         dp_MS = tl.dot(do_MV, tl.trans(v_SV), input_precision=PRECISION)
+        s_MS = s_MS * scale - lse_M[:, None]
+        p_MS = exp2(tl.where(sees_MS, s_MS, float("-inf")), PTX)
         ds_MS = (p_MS * (dp_MS - delta_M[:, None])).to(k_SN.dtype)
         dq_MN = tl.dot(ds_MS, k_SN, dq_MN, input_precision=PRECISION)
         dq_MR = tl.dot(ds_MS, r_SR, dq_MR, input_precision=PRECISION)
@@ -277,10 +278,11 @@ def _keys(
         if DOCUMENTS:
             low_M = tl.load(first_p + q + m_, mask=here_M, other=0)
             sees_SM &= at_S[:, None] >= low_M[None, :]
-        s_SM = scores(k_SN, r_SR, q_MN, q_MR, PRECISION) * scale - lse_M[None, :]
+        s_SM = scores(k_SN, r_SR, q_MN, q_MR, PRECISION)
+        dp_SM = tl.dot(v_SV, tl.trans(do_MV), input_precision=PRECISION)
+        s_SM = s_SM * scale - lse_M[None, :]
         p_SM = exp2(tl.where(sees_SM, s_SM, float("-inf")), PTX)
         dv_SV = tl.dot(p_SM.to(do_MV.dtype), do_MV, dv_SV, input_precision=PRECISION)
-        dp_SM = tl.dot(v_SV, tl.trans(do_MV), input_precision=PRECISION)
         ds_SM = (p_SM * (dp_SM - delta_M[None, :])).to(q_MN.dtype)
         dk_SN = tl.dot(ds_SM, q_MN, dk_SN, input_precision=PRECISION)
         dr_SR = tl.dot(ds_SM, q_MR, dr_SR, input_precision=PRECISION)

@@ -125,8 +125,18 @@ def whole_rows(x_p, m_, stride, C: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def scores(q_MN, q_MR, k_SN, r_SR, PRECISION: tl.constexpr):
-    s_MS = tl.dot(q_MN, tl.trans(k_SN), input_precision=PRECISION)
-    return tl.dot(q_MR, tl.trans(r_SR), s_MS, input_precision=PRECISION)
+    # The second product can run while something else is computed, so that it is the larger one.
+    s_MS = tl.dot(q_MR, tl.trans(r_SR), input_precision=PRECISION)
+    return tl.dot(q_MN, tl.trans(k_SN), s_MS, input_precision=PRECISION)
+
+
+@triton.jit
+def seen(s_MS, at_S, low_M, last_M, DOCUMENTS: tl.constexpr):
+    """Scores of a query's own first to its own last key."""
+    sees_MS = at_S[None, :] <= last_M[:, None]
+    if DOCUMENTS:
+        sees_MS &= at_S[None, :] >= low_M[:, None]
+    return tl.where(sees_MS, s_MS, float("-inf"))
 
 
 @triton.jit
@@ -189,7 +199,7 @@ def _forward(
     k_p, v_p = k_p + head * k_head, v_p + head * v_head
     last_M = q0 + shift + m_
     last = tl.minimum(q0 + BM, q_end) - 1
-    end, seen = last + shift + 1, q0 + shift + 1
+    end = last + shift + 1
     # Keys low .. end; a query of the tile sees its own first to its own last one, and all of them
     # see whole tiles from `whole` to `part`.
     whole, low_M = low, tl.zeros([BM], tl.int32)
@@ -197,31 +207,39 @@ def _forward(
         low = tl.load(first_p + q0)
         low_M = tl.load(first_p + q0 + m_, mask=here_M, other=0)
         whole = low + tl.cdiv(tl.load(first_p + last) - low, BS) * BS
-    part = whole + tl.maximum(seen - whole, 0) // BS * BS
+    part = whole + tl.maximum(q0 + shift + 1 - whole, 0) // BS * BS
     before = (whole - low) // BS
-    masked = before + tl.maximum(tl.cdiv(end - part, BS), 0)
+    masked = before + tl.maximum(tl.cdiv(end - part, BS) - 1, 0)
     top_M = tl.full([BM], float("-inf"), tl.float32)
     total_M = tl.zeros([BM], tl.float32)
     o_MV = tl.zeros([BM, BV], tl.float32)
     first = tl.zeros([], tl.int64)
+    # The scores of the next tile are on their way while those of a tile are summed.
+    here_S = s_ < end - whole
+    k_SN = rows(k_p + (first + whole) * k_stride, here_S, s_, k_stride, N, BN)
+    r_SR = rows(r_p + (first + whole) * r_stride, here_S, s_, r_stride, R, BR)
+    s_MS = scores(q_MN, q_MR, k_SN, r_SR, PRECISION)
     for s in tl.range(whole, part, BS, num_stages=STAGES):
-        k_SN = whole_rows(k_p + (first + s) * k_stride, s_, k_stride, N, BN)
-        r_SR = whole_rows(r_p + (first + s) * r_stride, s_, r_stride, R, BR)
+        here_S = s_ < end - BS - s
         v_SV = whole_rows(v_p + (first + s) * v_stride, s_, v_stride, V, BV)
-        s_MS = scores(q_MN, q_MR, k_SN, r_SR, PRECISION)
+        k_SN = rows(k_p + (first + s + BS) * k_stride, here_S, s_, k_stride, N, BN)
+        r_SR = rows(r_p + (first + s + BS) * r_stride, here_S, s_, r_stride, R, BR)
+        next_MS = scores(q_MN, q_MR, k_SN, r_SR, PRECISION)
         top_M, total_M, o_MV = _attend(s_MS, v_SV, scale, top_M, total_M, o_MV, PRECISION, PTX)
+        s_MS = next_MS
+    at_S = first + part + s_
+    v_SV = rows(v_p + (first + part) * v_stride, at_S < end, s_, v_stride, V, BV)
+    s_MS = seen(s_MS, at_S, low_M, last_M, DOCUMENTS)
+    top_M, total_M, o_MV = _attend(s_MS, v_SV, scale, top_M, total_M, o_MV, PRECISION, PTX)
     for i in tl.range(0, masked, num_stages=2):
-        s0 = first + tl.where(i < before, low + i * BS, part + (i - before) * BS)
+        s0 = first + tl.where(i < before, low + i * BS, part + (1 + i - before) * BS)
         at_S = s0 + s_
         here_S = at_S < end
         k_SN = rows(k_p + s0 * k_stride, here_S, s_, k_stride, N, BN)
         r_SR = rows(r_p + s0 * r_stride, here_S, s_, r_stride, R, BR)
         v_SV = rows(v_p + s0 * v_stride, here_S, s_, v_stride, V, BV)
         s_MS = scores(q_MN, q_MR, k_SN, r_SR, PRECISION)
-        sees_MS = at_S[None, :] <= last_M[:, None]
-        if DOCUMENTS:
-            sees_MS &= at_S[None, :] >= low_M[:, None]
-        s_MS = tl.where(sees_MS, s_MS, float("-inf"))
+        s_MS = seen(s_MS, at_S, low_M, last_M, DOCUMENTS)
         top_M, total_M, o_MV = _attend(s_MS, v_SV, scale, top_M, total_M, o_MV, PRECISION, PTX)
     o_MV *= (1.0 / total_M)[:, None]
     v_ = tl.arange(0, BV)

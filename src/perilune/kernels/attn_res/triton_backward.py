@@ -20,14 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from perilune.kernels.attn_res.triton_forward import blocks
+from perilune.kernels.attn_res.triton_forward import at_once, blocks
 from perilune.kernels.attn_res.triton_rows import pick, sums, wide
 from perilune.kernels.common.triton_math import LOG2_E, exp2, uses_ptx
 
 ELEMENTS = 32
 """Of a row, a thread."""
-TOKENS_AT_MOST = 64
-ENOUGH_PROGRAMS = 132
 AHEAD_BYTES = 98304
 """Shared memory for sources that are loaded ahead."""
 
@@ -55,7 +53,7 @@ def backward(
     """
     t, d = dh_TD.shape
     padded, warps = blocks(d, ELEMENTS)
-    tokens = max(1, min(TOKENS_AT_MOST, t // ENOUGH_PROGRAMS))
+    tokens = max(1, triton.cdiv(t, at_once(warps)))
     programs = triton.cdiv(t, tokens)
     dquery_PD = dh_TD.new_empty(programs, d, dtype=torch.float32)
     dweight_PD = None if weight_D is None else torch.empty_like(dquery_PD)

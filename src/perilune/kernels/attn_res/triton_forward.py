@@ -28,6 +28,7 @@ FEW_ROWS = 5
 """So few that two programs fit beside each other: they cover for each other."""
 PROGRAMS = 132
 """As many as a GPU has multiprocessors; more tokens are taken in turn."""
+FULL = 8
 FEW_TOKENS = 256
 """Up to here a read is as long as its launch."""
 
@@ -62,16 +63,21 @@ def blocks(width: int, elements: int) -> tuple[int, int]:
     return padded, min(32, max(1, padded // (32 * elements)))
 
 
+def at_once(num_warps: int) -> int:
+    """Programs that a GPU runs side by side, where `FULL` warps take all registers."""
+    return PROGRAMS * max(1, FULL // num_warps)
+
+
 def plan(num_tokens: int, width: int, num_rows: int) -> Plan:
     padded, warps = blocks(width, ELEMENTS)
     beside = 2 if num_rows <= FEW_ROWS else 1
-    at_once = beside * PROGRAMS
+    programs = beside * at_once(warps)
     return Plan(
         width=padded,
         num_warps=warps,
-        programs=min(num_tokens, at_once),
-        ahead=at_once if num_tokens > at_once else 0,
-        registers=128 if beside == 2 and warps > 4 else None,
+        programs=min(num_tokens, programs),
+        ahead=programs if num_tokens > programs else 0,
+        registers=128 if beside == 2 and warps >= FULL else None,
     )
 
 

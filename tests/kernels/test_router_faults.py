@@ -36,57 +36,77 @@ class Fault(NamedTuple):
 FAULTS = {
     "the higher of two equal lanes": Fault(
         FORWARD,
-        "tl.min(tl.where(best_G == best, at_G, BN * CHUNK), axis=0)",
-        "tl.max(tl.where(best_G == best, at_G, -1), axis=0)",
+        "tl.min(tl.where(best_GM == best_M[None, :], at_GM, BN * CHUNK), axis=0)",
+        "tl.max(tl.where(best_GM == best_M[None, :], at_GM, -1), axis=0)",
         "tied",
     ),
     "the last of a lane's equals": Fault(
         FORWARD,
-        "tl.min(tl.min(first_GNJ, axis=2), axis=1)",
-        "tl.max(tl.max(tl.where(is_best_GNJ, first_GNJ, -1), axis=2), axis=1)",
+        "tl.min(tl.min(first_GMNJ, axis=3), axis=2)",
+        "tl.max(tl.max(tl.where(is_best_GMNJ, first_GMNJ, -1), axis=3), axis=2)",
         "tied",
     ),
-    "equals come again": Fault(FORWARD, "(e_L > chosen)", "(e_L != chosen)", "tied"),
-    "equals are lost": Fault(FORWARD, " | ((key_L == best) & (e_L > chosen))", "", "tied"),
-    "a group is as it was": Fault(FORWARD, "tl.where(g_ == group, next_best, best_G)", "best_G"),
+    "equals come again": Fault(
+        FORWARD, "(e_LM > chosen_M[None, :])", "(e_LM != chosen_M[None, :])", "tied"
+    ),
+    "equals are lost": Fault(FORWARD, " | (is_equal_LM & (e_LM > chosen_M[None, :]))", "", "tied"),
+    "a group is as it was": Fault(
+        FORWARD, "tl.where(is_group_GM, next_best_M[None, :], best_GM)", "best_GM"
+    ),
     "the next one's place is not kept": Fault(
-        FORWARD, "tl.where(g_ == group, next_at, at_G)", "at_G"
+        FORWARD, "tl.where(is_group_GM, next_at_M[None, :], at_GM)", "at_GM"
     ),
     "absent experts compete": Fault(
         FORWARD,
-        "tl.where(is_left_L & (e_L < E), key_L, NONE)",
-        "tl.where(is_left_L, key_L, NONE)",
+        "tl.where(is_left_LM & (e_LM < E), key_LM, NONE)",
+        "tl.where(is_left_LM, key_LM, NONE)",
         "all",
     ),
     "absent experts lead": Fault(
         FORWARD,
-        "tl.where(here_GNJ, sortable(score_GNJ + bias_GNJ, PTX), NONE)",
-        "sortable(score_GNJ + bias_GNJ, PTX)",
+        'tl.where(here_GMNJ, score_GMNJ + bias_GMNJ, -float("inf"))',
+        "score_GMNJ + bias_GMNJ",
         "all",
     ),
     "a bias in bf16": Fault(
         FORWARD,
-        "bias_GNJ = tl.load(bias_p + e_GNJ, mask=here_GNJ, other=0.0).to(tl.float32)",
-        "bias_GNJ = tl.load(bias_p + e_GNJ, mask=here_GNJ, other=0.0)"
+        "bias_GMNJ = tl.load(bias_p + e_GMNJ, mask=here_GMNJ, other=0.0).to(tl.float32)",
+        "bias_GMNJ = tl.load(bias_p + e_GMNJ, mask=here_GMNJ, other=0.0)"
         ".to(tl.bfloat16).to(tl.float32)",
         "close biases",
     ),
     "logits in bf16": Fault(
         FORWARD,
-        "logit_L = tl.load(logits_p + e_L, mask=e_L < E, other=0.0).to(tl.float32)",
-        "logit_L = tl.load(logits_p + e_L, mask=e_L < E, other=0.0).to(tl.bfloat16).to(tl.float32)",
+        "mask=e_LM < E, other=0.0).to(tl.float32)\n        bias_LM",
+        "mask=e_LM < E, other=0.0).to(tl.bfloat16).to(tl.float32)\n        bias_LM",
         "close logits",
     ),
     "negatives in reverse": Fault(
         SCORES, "order = bits ^ ((bits >> 31) & 0x7FFFFFFF)", "order = bits", "negative"
     ),
     "no limit of the exponent": Fault(SCORES, "tl.constexpr(87.0)", "tl.constexpr(8.0)", "far"),
-    "alpha is the last chosen": Fault(FORWARD, "tl.max(best_G, axis=0))", "best)", "counted"),
+    "a token beyond the last counts": Fault(
+        FORWARD, "is_counted_M = is_token_M", "is_counted_M = row_M >= 0", "counted"
+    ),
+    "NaN loses": Fault(
+        SCORES,
+        "tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)",
+        "tl.maximum(x, y)",
+        "no number",
+    ),
+    "alpha is the last chosen": Fault(
+        FORWARD,
+        "alpha_M = sorted_back(tl.max(best_GM, axis=0))",
+        "alpha_M = sorted_back(best_M)",
+        "counted",
+    ),
     "biased scores are counted": Fault(
-        FORWARD, "alpha - score_GNJ - low", "alpha - score_GNJ - bias_GNJ - low", "counted"
+        FORWARD, "- score_GMNJ\n", "- score_GMNJ - bias_GMNJ\n", "counted"
     ),
     "a grid that is too short": Fault(FORWARD, "+ 1.0 - low) / B", "- low) / B", "counted"),
-    "padding is counted": Fault(FORWARD, "tl.load(counted_p + row) != 0", "True", "counted"),
+    "padding is counted": Fault(
+        FORWARD, "tl.load(counted_p + row_M) != 0", "row_M >= 0", "counted"
+    ),
     "a gradient without the total": Fault(
         BACKWARD, "ds_R -= tl.sum(ds_R * (score_R / total), axis=0)", "ds_R -= 0.0"
     ),
@@ -150,6 +170,11 @@ LOGITS = {
     "close biases": lambda: (torch.zeros(2, 64), 8.0 + 1e-3 * steps(64, 2), 8),
     "close logits": lambda: (2.0 + 1e-4 * steps(64, 3)[None], torch.zeros(64), 8),
     "negative": lambda: (drawn(2, 40), drawn(40, seed=1) - 5, 6),
+    "no number": lambda: (
+        drawn(2, 40).index_fill(1, torch.tensor(33), torch.nan),
+        torch.zeros(40),
+        6,
+    ),
     "far": lambda: (drawn(2, 40) - 20, torch.zeros(40), 6),
     "counted": lambda: (drawn(3, 40), drawn(40, seed=1, scale=0.3), 6),
 }
@@ -182,7 +207,7 @@ def grouped(case):
 
 def is_right(case):
     pairs = zip(*(chosen if case in LOGITS else grouped)(case), strict=True)
-    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in pairs)
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7, equal_nan=True) for a, b in pairs)
 
 
 @pytest.mark.parametrize("case", sorted({fault.case for fault in FAULTS.values()}))

@@ -43,11 +43,23 @@ def fine_sigmoid(x, PTX: tl.constexpr):
 
 
 @triton.jit
+def higher(x, y):
+    """Of two numbers; NaN is above all of them."""
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def same_bits(x, y):
+    """Equal, NaN with itself too: sums have one NaN only."""
+    return x.to(tl.int32, bitcast=True) == y.to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def sortable(x, PTX: tl.constexpr):
     """Integers in the order of fp32 numbers, NaN above all of them."""
     bits = x.to(tl.int32, bitcast=True)
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    # The sum of a GPU has one NaN only, which is the highest of integers.
+    # A GPU's one NaN is the highest of integers.
     return order if PTX else tl.where(x != x, 0x7FFFFFFF, order)
 
 

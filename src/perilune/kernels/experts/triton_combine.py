@@ -9,6 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from perilune.kernels.experts.triton_schedule import early
 
 WIDEST = 1024
 
@@ -19,15 +22,33 @@ def combine(out_PL: Tensor, place_TR: Tensor, weight_TR: Tensor, dtype: torch.dt
     y_TL = out_PL.new_empty(t, width, dtype=dtype)
     block = min(WIDEST, triton.next_power_of_2(width))
     _combine[(t * triton.cdiv(width, block),)](
-        out_PL, place_TR, weight_TR, y_TL, WIDTH=width, R=r, BLOCK=block, num_warps=4
+        out_PL,
+        place_TR,
+        weight_TR,
+        y_TL,
+        WIDTH=width,
+        R=r,
+        BLOCK=block,
+        num_warps=4,
+        **early(out_PL.device),
     )
     return y_TL
 
 
 @triton.jit
 def _combine(
-    out_p, place_p, weight_p, y_p, WIDTH: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr
+    out_p,
+    place_p,
+    weight_p,
+    y_p,
+    WIDTH: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     BLOCKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     t = (tl.program_id(0) // BLOCKS).to(tl.int64)
     l_ = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)

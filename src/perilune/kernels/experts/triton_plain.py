@@ -12,10 +12,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from perilune.kernels.common.triton_math import dot_precision, uses_ptx
 from perilune.kernels.experts.triton_products import finish, tokens
-from perilune.kernels.experts.triton_schedule import tokens_of_tile
+from perilune.kernels.experts.triton_schedule import early, tokens_of_tile
 from perilune.kernels.situ.triton_forward import is_rounded
 
 
@@ -98,6 +99,7 @@ def _launch(
         FAST=is_rounded(x),
         STAGES=tile.num_stages,
         num_warps=tile.num_warps,
+        **early(x.device),
     )
 
 
@@ -124,7 +126,11 @@ def _plain_product(
     PTX: tl.constexpr,
     FAST: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     tile_at = tile_p + (tl.program_id(0) // PROGRAMS) * 3
     rows = tl.program_id(0) % PROGRAMS
     expert = tl.load(tile_at)

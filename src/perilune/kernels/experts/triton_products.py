@@ -17,11 +17,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from perilune.kernels.common.triton_math import dot_precision, sigmoid, uses_ptx
 from perilune.kernels.experts.tiles import COLUMNS, ROWS, SCALE_WORDS, WORDS
 from perilune.kernels.experts.triton_decode import weights
-from perilune.kernels.experts.triton_schedule import tokens_of_tile
+from perilune.kernels.experts.triton_schedule import early, tokens_of_tile
 from perilune.kernels.situ.triton_forward import capped, is_rounded
 
 
@@ -112,6 +113,7 @@ def _launch(
         FAST=is_rounded(x),
         STAGES=tile.num_stages,
         num_warps=tile.num_warps,
+        **early(x.device),
     )
 
 
@@ -141,7 +143,11 @@ def _product(
     PTX: tl.constexpr,
     FAST: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     # Programs of one expert are neighbours: its tokens, and for its next tile its weights, are in
     # the L2 then.
     tile_at = tile_p + (tl.program_id(0) // PROGRAMS) * 3

@@ -8,9 +8,15 @@ there are: programs of the rest leave at once.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from perilune.kernels.common.triton_math import launches_early
 
 BLOCK = 16
 TOKENS = (16, 32, 64, 128)
@@ -23,6 +29,11 @@ def tokens_of_tile(pairs: int, num_experts: int) -> int:
     used = num_experts * (1.0 - (1.0 - 1.0 / num_experts) ** pairs)
     enough = (tokens for tokens in TOKENS if tokens * used >= SLACK * pairs)
     return next(enough, TOKENS[-1])
+
+
+def early(device: torch.device) -> dict[str, Any]:
+    """Options of a kernel that is set up while the one before it ends: five follow one another."""
+    return {"EARLY": True, "launch_pdl": True} if launches_early(device) else {"EARLY": False}
 
 
 def num_tiles(pairs: int, num_experts: int, tokens: int) -> int:
@@ -45,6 +56,7 @@ def schedule(start_E: Tensor, pairs: int, tokens: int) -> Tensor:
         BE=triton.next_power_of_2(num_experts),
         BI=BLOCK,
         num_warps=4,
+        **early(start_E.device),
     )
     return tile_I3
 
@@ -58,7 +70,11 @@ def _schedule(
     TOKENS: tl.constexpr,
     BE: tl.constexpr,
     BI: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     i_ = tl.program_id(0) * BI + tl.arange(0, BI)
     e_ = tl.arange(0, BE)
     first_E = tl.load(start_p + e_, mask=e_ < E, other=0)

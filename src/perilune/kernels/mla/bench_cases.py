@@ -118,7 +118,7 @@ BENCHES = {
             "L8192_H96": Case(make=prefill((8192,), *K3), **_PREFILL),
             "8x1024_H96": Case(make=prefill((1024,) * 8, *K3), **_PREFILL),
             "mixed_H96": Case(make=prefill(MIXED, *K3), **_PREFILL),
-            "L8192_in_front_57344_H96": Case(make=prefill((8192,), *K3, in_front=57344), **_GPU),
+            "L8192_in_front_24576_H96": Case(make=prefill((8192,), *K3, in_front=24576), **_GPU),
             "L65536_H96": Case(make=prefill((65536,), *K3), **_PREFILL),
             "L8192_H96_backward": Case(make=prefill((8192,), *K3), backward=True, **_PREFILL),
             "mixed_H96_backward": Case(make=prefill(MIXED, *K3), backward=True, **_PREFILL),

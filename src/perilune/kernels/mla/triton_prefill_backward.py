@@ -112,7 +112,7 @@ def backward(
     return Gradients(dq_THK, dk_SHN, dr_SHR.sum(1), dv_SHV)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "num_queries"])
 def _queries(
     q_p,
     k_p,
@@ -201,7 +201,7 @@ def _queries(
     tl.store(dq_at + N + r_[None, :], dq_MR, mask=inside(here_M, r_, R, BR))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "num_queries"])
 def _keys(
     q_p,
     k_p,

@@ -152,7 +152,7 @@ def _attend(s_MS, v_SV, scale, top_M, total_M, o_MV, PRECISION: tl.constexpr, PT
     return higher_M, total_M, o_MV
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "num_queries"])
 def _forward(
     q_p,
     k_p,

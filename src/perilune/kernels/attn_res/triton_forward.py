@@ -24,11 +24,12 @@ from perilune.kernels.common.triton_math import LOG2_E, exp2, launches_early, us
 
 ELEMENTS = 32
 """Of a row, a thread: with fewer threads there is less to add up between them."""
-FEW_ROWS = 5
-"""So few that two programs fit beside each other: they cover for each other."""
+HELD_BYTES = 160 << 10
+"""Of rows, that the registers of a multiprocessor hold; more pass as a stream."""
 PROGRAMS = 132
 """As many as a GPU has multiprocessors; more tokens are taken in turn."""
 FULL = 8
+"""Warps that take all registers of a multiprocessor; at 128 a thread, twice as many do."""
 FEW_TOKENS = 256
 """Up to here a read is as long as its launch."""
 
@@ -64,20 +65,26 @@ def blocks(width: int, elements: int) -> tuple[int, int]:
 
 
 def at_once(num_warps: int) -> int:
-    """Programs that a GPU runs side by side, where `FULL` warps take all registers."""
+    """Programs that a GPU runs side by side, each with as many registers as a thread may have."""
     return PROGRAMS * max(1, FULL // num_warps)
 
 
-def plan(num_tokens: int, width: int, num_rows: int) -> Plan:
+def plan(num_tokens: int, width: int, num_rows: int, element_bytes: int) -> Plan:
     padded, warps = blocks(width, ELEMENTS)
-    beside = 2 if num_rows <= FEW_ROWS else 1
-    programs = beside * at_once(warps)
+    row_bytes = padded * element_bytes
+    if num_rows * row_bytes > HELD_BYTES:
+        programs = min(num_tokens, 2 * at_once(warps))
+        ahead = max(2, min(5, 1 + HELD_BYTES // row_bytes))
+        return Plan(padded, warps, programs, ahead=ahead, streams=True)
+    full = at_once(warps) // PROGRAMS
+    beside = min(2 * full, HELD_BYTES // (num_rows * row_bytes))
+    programs = beside * PROGRAMS
     return Plan(
         width=padded,
         num_warps=warps,
         programs=min(num_tokens, programs),
         ahead=programs if num_tokens > programs else 0,
-        registers=128 if beside == 2 and warps >= FULL else None,
+        registers=128 if beside == 2 * full else None,
     )
 
 
@@ -98,7 +105,8 @@ def forward(
     h_TD = last.new_empty(t, d)
     partial_TD = None if update_TD is None else last.new_empty(t, d)
     stats_ST = last.new_empty(2 * len(sources) + 2, t, dtype=torch.float32) if keep else None
-    how = how or plan(t, d, len(sources) + (update_TD is not None))
+    num_rows = len(sources) + (update_TD is not None)
+    how = how or plan(t, d, num_rows, last.element_size())
     halves = [last] if update_TD is None else [last, update_TD]
     rows = [*halves, *sources[:-1]] if how.streams else [*sources[:-1], *halves]
     options = _options(how, last)

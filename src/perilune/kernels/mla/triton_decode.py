@@ -35,6 +35,10 @@ MANY_ROWS = 512
 """From here on a merging program takes a whole row."""
 
 
+Launches = tuple[Callable[..., None], Callable[..., None]]
+"""Of the wide and the narrow programs."""
+
+
 class Rows(NamedTuple):
     """What is cached, and where."""
 
@@ -81,10 +85,10 @@ def attend(
     scale: float,
     plan: Plan | None = None,
     tma: bool | None = None,
-    wide: Callable[..., None] | None = None,
+    launches: Launches | None = None,
 ) -> Tensor:
-    """The mixed latents [N, Q, H, C]. By default `plan`, `tma` and how wide programs are launched
-    are what serves best."""
+    """The mixed latents [N, Q, H, C]. By default `plan`, `tma` and `launches` are what serves
+    best."""
     n, q, h, _ = q_NQHC.shape
     c, device = rows.c_PSC.shape[2], q_NQHC.device
     if plan is None:
@@ -100,19 +104,19 @@ def attend(
     begin = q_NQHC.new_empty(n + 1, dtype=torch.int32)
     o_NQHC = q_NQHC.new_empty(n, q, h, c)
     parts = (descriptors, begin, partial, lse)
-    launch_wide = _launch_wide if wide is None else wide
+    launch_wide, launch_narrow = launches or (_launch_wide, _launch_narrow)
     if plan.wide_rows and plan.narrow_rows and device.type == "cuda":
         side, main = _side_stream(device), torch.cuda.current_stream(device)
         side.wait_stream(main)
         launch_wide(q_NQHC, rows, parts, scale, plan)
         with torch.cuda.stream(side):
-            _launch_narrow(q_NQHC, rows, parts, scale, plan, wide_slots)
+            launch_narrow(q_NQHC, rows, parts, scale, plan, wide_slots)
         main.wait_stream(side)
     else:
         if plan.wide_rows:
             launch_wide(q_NQHC, rows, parts, scale, plan)
         if plan.narrow_rows:
-            _launch_narrow(q_NQHC, rows, parts, scale, plan, wide_slots)
+            launch_narrow(q_NQHC, rows, parts, scale, plan, wide_slots)
     many = n * q * h >= MANY_ROWS
     channels = triton.next_power_of_2(c) if many else min(64, triton.next_power_of_2(c))
     merge[(n * q * h * triton.cdiv(c, channels),)](

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -152,8 +153,10 @@ def test_what_the_reference_serves():
     assert torch.equal(got, reference.mla_prefill(*wide, packing, 0.3))
 
 
-class OnGPU:
-    is_cuda, dtype = True, torch.bfloat16
+class OnGPU(NamedTuple):
+    requires_grad: bool = False
+    is_cuda: bool = True
+    dtype: torch.dtype = torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -168,8 +171,12 @@ class OnGPU:
         (Packing.rows(torch.zeros(1, 8192)), None, False),
     ],
 )
-def test_the_library_gets_long_sequences_of_one_length(packing, keys, taken):
-    assert sdpa.is_faster(OnGPU(), packing, keys) == taken
+def test_the_library_gets_long_sequences_of_one_length(packing, keys, taken, monkeypatch):
+    for trained in (False, True):
+        assert sdpa.is_faster(OnGPU(trained), packing, keys) == taken
+    monkeypatch.setattr(sdpa, "MIN_TRAINED_TOKENS", None)
+    assert not sdpa.is_faster(OnGPU(True), packing, keys)
+    assert sdpa.is_faster(OnGPU(False), packing, keys) == taken
     assert not sdpa.is_faster(torch.ones(2), packing, keys)
 
 

@@ -13,14 +13,18 @@ from perilune.kernels.common.packing import Packing
 from perilune.kernels.mla.reference import with_shared
 
 cudnn_attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-MIN_TOKENS = 4096
-"""Of a sequence. cuDNN builds a plan for every new shape, which short calls would not repay."""
+MIN_TOKENS: int | None = 4096
+MIN_TRAINED_TOKENS: int | None = 4096
+"""Of a sequence, for calls that need no gradient and for those that do; None: Triton's in any case.
+cuDNN builds a plan for every new shape, which short calls would not repay."""
 
 
 def is_faster(q_THK: Tensor, packing: Packing, keys: Packing | None) -> bool:
     """Sequences of one length that is not short, without documents or cached keys in front."""
+    trained = torch.is_grad_enabled() and q_THK.requires_grad
+    least = MIN_TRAINED_TOKENS if trained else MIN_TOKENS
     causal = packing.segment_BL is None and (keys is None or keys.lengths == packing.lengths)
-    long = packing.is_dense and packing.max_len >= MIN_TOKENS
+    long = packing.is_dense and least is not None and packing.max_len >= least
     return q_THK.is_cuda and q_THK.dtype == torch.bfloat16 and causal and long
 
 
@@ -33,8 +37,12 @@ def attend(
     scale: float,
 ) -> Tensor:
     """As `reference.mla_prefill` where `is_faster` says yes; differentiable."""
-    tensors = q_THK, with_shared(k_THN, shared_TR), v_THV
+    tensors = _row_major(q_THK), with_shared(k_THN, shared_TR), _row_major(v_THV)
     rows = [packing.to_rows(x).transpose(1, 2) for x in tensors]
     trains = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     o_BHLV, *_ = cudnn_attention(*rows, None, trains, 0.0, True, scale=scale)
     return packing.from_rows(o_BHLV.transpose(1, 2))
+
+
+def _row_major(x_TH: Tensor) -> Tensor:
+    return x_TH if x_TH.stride(-1) == 1 else x_TH.contiguous()

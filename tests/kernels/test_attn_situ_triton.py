@@ -151,6 +151,7 @@ def test_few_sources_fit_twice_and_many_tokens_are_taken_in_turn():
     assert plan(8192, 7168, 10, 2) == Plan(8192, 8, 132, ahead=132)
     assert plan(100, 7168, 10, 2) == Plan(8192, 8, 100)
     assert plan(8192, 2304, 10, 2).programs == 264
+    assert plan(8192, 2304, 4, 2).programs == 528
     assert plan(3, 40, 2, 4) == Plan(64, 1, 3, registers=128)
     assert plan(8192, 7168, 5, 2).registers == 128
     assert plan(8192, 7168, 5, 4).registers is None

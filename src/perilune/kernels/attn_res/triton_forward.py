@@ -24,8 +24,10 @@ from perilune.kernels.common.triton_math import LOG2_E, exp2, launches_early, us
 
 ELEMENTS = 32
 """Of a row, a thread: with fewer threads there is less to add up between them."""
-HELD_BYTES = 160 << 10
-"""Of rows, that the registers of a multiprocessor hold; more pass as a stream."""
+HELD_BYTES = 640
+"""Of rows, that the registers of a thread hold beside what it works on; more pass as a stream, and
+of half as much two programs fit beside each other."""
+SHARED_BYTES = 192 << 10
 PROGRAMS = 132
 """As many as a GPU has multiprocessors; more tokens are taken in turn."""
 FULL = 8
@@ -71,20 +73,20 @@ def at_once(num_warps: int) -> int:
 
 def plan(num_tokens: int, width: int, num_rows: int, element_bytes: int) -> Plan:
     padded, warps = blocks(width, ELEMENTS)
-    row_bytes = padded * element_bytes
-    if num_rows * row_bytes > HELD_BYTES:
-        programs = min(num_tokens, 2 * at_once(warps))
-        ahead = max(2, min(5, 1 + HELD_BYTES // row_bytes))
+    side_by_side = at_once(warps)
+    held = num_rows * ELEMENTS * element_bytes
+    if held > HELD_BYTES * FULL // max(FULL, warps):
+        ahead = max(2, min(5, SHARED_BYTES // (padded * element_bytes)))
+        programs = min(num_tokens, 2 * side_by_side)
         return Plan(padded, warps, programs, ahead=ahead, streams=True)
-    full = at_once(warps) // PROGRAMS
-    beside = min(2 * full, HELD_BYTES // (num_rows * row_bytes))
-    programs = beside * PROGRAMS
+    twice = 2 * held <= HELD_BYTES
+    programs = 2 * side_by_side if twice else side_by_side
     return Plan(
         width=padded,
         num_warps=warps,
         programs=min(num_tokens, programs),
         ahead=programs if num_tokens > programs else 0,
-        registers=128 if beside == 2 * full else None,
+        registers=128 if twice else None,
     )
 
 

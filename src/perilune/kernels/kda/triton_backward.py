@@ -9,6 +9,9 @@ runs the gradient D of the outgoing state from the last chunk to the first:
     dx  = attn^T do + k_out D,      dv = solve^T dx
     D  <- keep D + q_in^T do + w^T dx
 
+What enters sums of few terms, solve and x, is kept in two numbers of the inputs' dtype, the rounded
+one and the rest: their rounding would be half of the error of every gradient.
+
 `triton_gradients` turns S, D, x and dv into the other gradients, every chunk by itself.
 """
 
@@ -21,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from perilune.kernels.kda.triton_chunk import token_order
+from perilune.kernels.kda.triton_chunk import rest_of, token_order
 from perilune.kernels.kda.triton_forward import Factors, KDAInputs, meta, prepare, value_block
 from perilune.kernels.kda.triton_gradients import Chunks, gradients
 from perilune.kernels.kda.triton_table import CHUNK, ChunkTable
@@ -51,32 +54,37 @@ def backward(
     heads, k, v = x.sizes
     m, n, q = table.num_chunks, table.num_sequences, x.q_THK
     wide = {"dtype": torch.float32}
-    factors = Factors(q.new_empty(3, m, heads, CHUNK, k), q.new_empty(m, heads, k, **wide))
+    factors = Factors(
+        q.new_empty(3, m, heads, CHUNK, k),
+        q.new_empty(m, heads, k, **wide),
+        q.new_empty(m, heads, CHUNK, CHUNK),
+    )
     tiles = prepare(x, table, factors)
     columns = value_block(n * heads, v, block)
     grid = (n * heads * (v // columns.size),)
     settings = meta(x) | {"BV": columns.size, "num_warps": columns.num_warps}
     S_MHVK, D_MHVK = (q.new_empty(m, heads, v, k) for _ in range(2))
-    x_MHVC = q.new_empty(m, heads, v, CHUNK)
+    x_2MHVC = q.new_empty(2, m, heads, v, CHUNK)
     dv_THV = torch.empty_like(x.v_THV, memory_format=torch.contiguous_format)
     d_before = q.new_empty(n, heads, k, v, **wide)
     _states[grid](
-        *(tiles.w_MHCK, tiles.k_out_MHCK, tiles.solve_MHCC, tiles.keep_MHK, x.v_THV),
+        *(tiles.w_MHCK, tiles.k_out_MHCK, tiles.solve_MHCC, factors.solve_rest_MHCC),
+        *(tiles.keep_MHK, x.v_THV),
         *table.of_pieces,
         d_before if state_NHKV is None else state_NHKV,
-        *(S_MHVK, x_MHVC),
-        x.v_THV.stride(0),
+        *(S_MHVK, x_2MHVC),
+        *(x.v_THV.stride(0), m * heads),
         HAS_STATE=state_NHKV is not None,
         **settings,
     )
     _reverse[grid](
-        *(*tiles, do_THV, *table.of_pieces),
+        *(*tiles, factors.solve_rest_MHCC, do_THV, *table.of_pieces),
         d_before if d_after_NHKV is None else d_after_NHKV,
         *(d_before, D_MHVK, dv_THV),
         HAS_GRADIENT=d_after_NHKV is not None,
         **settings,
     )
-    chunks = Chunks(S_MHVK, D_MHVK, x_MHVC, tiles.keep_MHK)
+    chunks = Chunks(S_MHVK, D_MHVK, x_2MHVC, tiles.keep_MHK)
     q, k, z, b, A_log, dt_bias = gradients(x, table, chunks, factors, do_THV, dv_THV)
     return KDAGradients(q, k, dv_THV, z, b, A_log, dt_bias, d_before)
 
@@ -86,6 +94,7 @@ def _states(
     w_p,
     k_out_p,
     solve_p,
+    solve_rest_p,
     keep_p,
     v_p,
     start_p,
@@ -95,6 +104,7 @@ def _states(
     S_p,
     x_p,
     v_stride,
+    num_tiles,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -120,7 +130,9 @@ def _states(
             token_C = start + i * C + t_C
             v_at = token_C[:, None] * v_stride + (h * V + v_)[None, :]
             v_CV = tl.load(v_p + v_at, mask=(token_C < end)[:, None], other=0.0).to(DTYPE)
-            solve_CC = tl.load(solve_p + tile * C + row_C[:, None] + row_C[None, :] * C)
+            solve_at = tile * C + row_C[:, None] + row_C[None, :] * C
+            solve_CC = tl.load(solve_p + solve_at)
+            solve_rest_CC = tl.load(solve_rest_p + solve_at)
             w_KC = tl.load(w_p + tile * K + (k_[:, None] + row_C[None, :] * K))
             k_out_CK = tl.load(k_out_p + tile * K + (row_C[:, None] * K + k_[None, :]))
             keep_K = tl.load(keep_p + ((first + i) * H + h) * K + k_)
@@ -128,9 +140,13 @@ def _states(
             at_VK = ((first + i) * H + h) * K * V + (v_[:, None] * K + k_[None, :])
             tl.store(S_p + at_VK, S)
             x_VC = tl.dot(tl.trans(v_CV), solve_CC, input_precision=PRECISION)
-            x_VC = tl.dot(S, w_KC, x_VC, input_precision=PRECISION).to(DTYPE)
-            tl.store(x_p + tile * V + (v_[:, None] * C + row_C[None, :]), x_VC)
-            S_VK = tl.dot(x_VC, k_out_CK, S_VK * keep_K[None, :], input_precision=PRECISION)
+            x_VC = tl.dot(tl.trans(v_CV), solve_rest_CC, x_VC, input_precision=PRECISION)
+            x_VC = tl.dot(S, w_KC, x_VC, input_precision=PRECISION)
+            x = x_VC.to(DTYPE)
+            x_at = x_p + tile * V + (v_[:, None] * C + row_C[None, :])
+            tl.store(x_at, x)
+            tl.store(x_at + num_tiles.to(tl.int64) * C * V, rest_of(x_VC, x))
+            S_VK = tl.dot(x, k_out_CK, S_VK * keep_K[None, :], input_precision=PRECISION)
 
 
 @triton.jit
@@ -141,6 +157,7 @@ def _reverse(
     attn_p,
     solve_p,
     keep_p,
+    solve_rest_p,
     do_p,
     start_p,
     chunk_p,
@@ -182,6 +199,7 @@ def _reverse(
             v_at = token_C[None, :] * (H * V) + (h * V + v_)[:, None]
             do_VC = tl.load(do_p + v_at, mask=here_1C, other=0.0).to(DTYPE)
             attn_CC, solve_CC = tl.load(attn_p + at_CC), tl.load(solve_p + at_CC)
+            solve_rest_CC = tl.load(solve_rest_p + at_CC)
             q_in_CK, w_CK = tl.load(q_in_p + at_CK), tl.load(w_p + at_CK)
             k_out_KC = tl.load(k_out_p + tile * K + (k_[:, None] + row_C[None, :] * K))
             keep_K = tl.load(keep_p + ((first + i) * H + h) * K + k_)
@@ -194,6 +212,7 @@ def _reverse(
             D_VK = tl.dot(do_VC, q_in_CK, D_VK * keep_K[None, :], input_precision=PRECISION)
             D_VK = tl.dot(dx_VC, w_CK, D_VK, input_precision=PRECISION)
             dv_VC = tl.dot(dx_VC, solve_CC, input_precision=PRECISION)
+            dv_VC = tl.dot(dx_VC, solve_rest_CC, dv_VC, input_precision=PRECISION)
             tl.store(
                 tl.trans(dv_p + v_at),
                 tl.trans(dv_VC.to(dv_p.dtype.element_ty)),

@@ -55,6 +55,12 @@ def rows_of(x_p, stride, start, t_C, here_C, h, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def rest_of(x_CC, rounded_CC):
+    """What rounding took from x, in the dtype it was rounded to: together, twice the digits."""
+    return (x_CC - rounded_CC.to(tl.float32)).to(rounded_CC.dtype)
+
+
+@triton.jit
 def norm_of(x_CK, EPS: tl.constexpr):
     """1 / the L2 norm of each row."""
     return tl.rsqrt(tl.sum(x_CK * x_CK, axis=1) + EPS)

@@ -31,6 +31,7 @@ from perilune.kernels.kda.triton_chunk import (
     fits,
     inverse,
     norm_of,
+    rest_of,
     rows_of,
     scores,
     token_order,
@@ -72,6 +73,8 @@ class Factors(NamedTuple):
     """k down, k up and q up: about half of the chunk's decay; 0 where these leave the range."""
     scale_MHK: Tensor
     """The decay over half of the chunk; 1 where the factors are 0."""
+    solve_rest_MHCC: Tensor
+    """What rounding took from `Tiles.solve_MHCC`."""
 
 
 def meta(x: KDAInputs) -> dict[str, object]:
@@ -108,7 +111,7 @@ def prepare(x: KDAInputs, table: ChunkTable, factors: Factors | None = None) -> 
         *(x.q_THK, x.k_THK, x.z_THK, x.b_TH, x.A_log_H, x.dt_bias_HK),
         *table.of_chunks,
         *tiles,
-        *(tiles[:2] if factors is None else factors),
+        *(tiles[:3] if factors is None else factors),
         *(tensor.stride(0) for tensor in (x.q_THK, x.k_THK, x.z_THK, x.b_TH)),
         m * heads,
         0.0 if x.lower_bound is None else x.lower_bound,
@@ -192,6 +195,7 @@ def _prepare(
     keep_p,
     factors_p,
     scale_p,
+    solve_rest_p,
     q_stride,
     k_stride,
     z_stride,
@@ -274,8 +278,11 @@ def _prepare(
     beta_C = sigmoid(b_C, PTX)
     below_CC = valid_CC & (t_C[:, None] > t_C[None, :])
     X_CC = inverse(tl.where(below_CC, pairs_CC * beta_C[:, None], 0.0), t_C, DTYPE, PRECISION)
-    solve = (X_CC * beta_C[None, :]).to(DTYPE)
+    X_CC *= beta_C[None, :]
+    solve = X_CC.to(DTYPE)
     tl.store(solve_p + at_CC, solve)
+    if KEPT:
+        tl.store(solve_rest_p + at_CC, rest_of(X_CC, solve))
     if BOUNDED and not SEGMENTED:
         w_CK = tl.dot(solve, k_up, input_precision=PRECISION) * -exp2(half_K, PTX)[None, :]
     else:

@@ -45,8 +45,8 @@ class Chunks(NamedTuple):
     """The incoming state."""
     D_MHVK: Tensor
     """The gradient of the outgoing state."""
-    x_MHVC: Tensor
-    """What was written."""
+    x_2MHVC: Tensor
+    """What was written, rounded, and the rest."""
     keep_MHK: Tensor
     """The decay over the chunk."""
 
@@ -87,7 +87,7 @@ def gradients(
         for t in (q, x.k_THK, x.z_THK, x.b_TH)
     )
     _products[(m * heads,)](
-        *(x.b_TH, *table.of_chunks, *chunks, *factors, do_THV, dv_THV),
+        *(x.b_TH, *table.of_chunks, *chunks, *factors[:2], do_THV, dv_THV),
         *(db, *products),
         *(x.b_TH.stride(0), m * heads),
         **meta(x),
@@ -156,9 +156,12 @@ def _products(
     state_at = tl.program_id(0).to(tl.int64) * K * V + (v_[:, None] * K + k_[None, :])
     o_at = (start + t_C)[:, None] * (H * V) + (h * V + v_)[None, :]
 
-    x_VC = tl.load(x_p + tile * V + v_[:, None] * C + row_C[None, :])
+    x_at = x_p + tile * V + v_[:, None] * C + row_C[None, :]
+    x_VC = tl.load(x_at)
+    x_rest_VC = tl.load(x_at + tiles * V)
     do_CV = tl.load(do_p + o_at, mask=here_C[:, None], other=0.0).to(DTYPE)
     d_attn_CC = tl.dot(do_CV, x_VC, input_precision=PRECISION)
+    d_attn_CC = tl.dot(do_CV, x_rest_VC, d_attn_CC, input_precision=PRECISION)
     d_attn = tl.where(valid_CC, d_attn_CC, 0.0).to(DTYPE)
 
     dv_CV = tl.load(dv_p + o_at, mask=here_C[:, None], other=0.0).to(DTYPE)
@@ -166,7 +169,8 @@ def _products(
     b_C = tl.load(b_p + (start + t_C) * b_stride + h, mask=here_C, other=0.0).to(tl.float32)
     # (1 - beta) / beta = e^-b; below b = -80 the product of dv and x is 0 all the same.
     by_b_C = tl.exp(tl.minimum(-b_C, 80.0))
-    db_C = tl.sum(dv_CV.to(tl.float32) * tl.trans(x_VC).to(tl.float32), axis=1) * by_b_C
+    whole_CV = tl.trans(x_VC.to(tl.float32) + x_rest_VC.to(tl.float32))
+    db_C = tl.sum(dv_CV.to(tl.float32) * whole_CV, axis=1) * by_b_C
     tl.store(db_p + (start + t_C) * H + h, db_C.to(db_p.dtype.element_ty), mask=here_C)
     d_pairs_CC = tl.dot(dv_CV, x_VC, input_precision=PRECISION)
     below_CC = valid_CC & (t_C[:, None] > t_C[None, :])
@@ -191,7 +195,9 @@ def _products(
 
     D_VK = tl.load(D_p + state_at)
     last_K = tl.sum(S_VK.to(tl.float32) * D_VK.to(tl.float32), axis=0)
-    dk_out_KC = tl.dot(tl.trans(D_VK), x_VC, input_precision=PRECISION) * scale_K[:, None]
+    dk_out_KC = tl.dot(tl.trans(D_VK), x_VC, input_precision=PRECISION)
+    dk_out_KC = tl.dot(tl.trans(D_VK), x_rest_VC, dk_out_KC, input_precision=PRECISION)
+    dk_out_KC *= scale_K[:, None]
     if SEGMENTED:
         dk_out_KC *= kept_C[None, :]
     # Where a key's decays begin and end cancels later on, if both are of the same rounded number.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from perilune.kernels.common.packing import Packing
-from perilune.kernels.mla import reference, sdpa
+from perilune.kernels.mla import reference, sdpa, triton_join
 from perilune.kernels.mla import triton_prefill as entry
 from perilune.kernels.mla.bench_cases import prefill, prefill_work
 from perilune.kernels.mla.triton_prefill_table import documents, tiles
@@ -197,6 +197,20 @@ def test_the_library_is_called_as_it_wants_to_be(monkeypatch):
     with torch.no_grad():
         sdpa.attend(*inputs, packing, 0.3)
     assert asked == [True, False]
+
+
+@pytest.mark.parametrize("heads", [1, 33])
+def test_keys_are_joined_from_parts_of_a_projection(heads):
+    both = torch.randn(5, heads, 10), torch.randn(5, 9)
+
+    def joined(op):
+        return lambda kv, c: op(kv[..., 2:8], c[:, 6:])
+
+    got = gradients(joined(triton_join.Join.apply), both)
+    want = gradients(joined(reference.with_shared), both)
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y)
+    assert triton_join.Join.apply(torch.ones(0, 2, 3), torch.ones(0, 3)).shape == (0, 2, 6)
 
 
 def test_the_work_of_a_chunk_is_that_of_its_pairs():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.mla.reference import with_shared
+from perilune.kernels.mla.triton_join import Join
 
 cudnn_attention = torch.ops.aten._scaled_dot_product_cudnn_attention
 MIN_TOKENS: int | None = 4096
@@ -37,11 +38,18 @@ def attend(
     scale: float,
 ) -> Tensor:
     """As `reference.mla_prefill` where `is_faster` says yes; differentiable."""
-    tensors = _row_major(q_THK), with_shared(k_THN, shared_TR), _row_major(v_THV)
+    tensors = _row_major(q_THK), _whole_keys(k_THN, shared_TR), _row_major(v_THV)
     rows = [packing.to_rows(x).transpose(1, 2) for x in tensors]
     trains = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     o_BHLV, *_ = cudnn_attention(*rows, None, trains, 0.0, True, scale=scale)
     return packing.from_rows(o_BHLV.transpose(1, 2))
+
+
+def _whole_keys(k_THN: Tensor, shared_TR: Tensor) -> Tensor:
+    """A compiler may join them to whatever comes before; else one pass is faster than torch's."""
+    if torch.compiler.is_compiling():
+        return with_shared(k_THN, shared_TR)
+    return Join.apply(_row_major(k_THN), _row_major(shared_TR))
 
 
 def _row_major(x_TH: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ P padded rows.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import grouped_mm
@@ -17,6 +19,17 @@ permute, situ_glu = resolve("permute"), resolve("situ")
 
 ALIGN = 8
 """Rows of a group are a multiple of this: 16 bytes of bf16, which the weight gradient needs."""
+
+
+class Groups(NamedTuple):
+    slot_TR: Tensor
+    """int64: the padded row of every pair."""
+    start_E: Tensor
+    """int32 [E+1]: where groups would begin without padding."""
+    end_E: Tensor
+    """int32 [E]: of every padded group."""
+    rows: int
+    """As many as there can be."""
 
 
 def experts(
@@ -32,22 +45,23 @@ def experts(
     if x_TL.dtype != torch.bfloat16:
         return reference.experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta)
     t, r = expert_TR.shape
-    num_experts = w13_E2IL.shape[0]
-    slot_TR, ends_E = _slots(expert_TR, num_experts)
-    padded = (t * r + num_experts * ALIGN) // ALIGN * ALIGN
+    groups = groups_of(expert_TR, w13_E2IL.shape[0])
+    slot_TR, ends_E = groups.slot_TR, groups.end_E
     rows = x_TL.bfloat16()[:, None].expand(-1, r, -1).reshape(t * r, -1)
-    x_PL = rows.new_zeros(padded, rows.shape[1]).index_copy(0, slot_TR.reshape(-1), rows)
+    x_PL = rows.new_zeros(groups.rows, rows.shape[1]).index_copy(0, slot_TR.reshape(-1), rows)
     hidden_P2I = grouped_mm(x_PL, w13_E2IL.bfloat16().mT, offs=ends_E)
     out_PL = grouped_mm(situ_glu(hidden_P2I, beta, linear_beta), w2_ELI.bfloat16().mT, offs=ends_E)
     out_TRL = out_PL[slot_TR].float()
     return (out_TRL * weight_TR[..., None].float()).sum(1).to(x_TL.dtype)
 
 
-def _slots(expert_TR: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """The padded row of every (token, choice), and the int32 end of every expert's group."""
+def groups_of(expert_TR: Tensor, num_experts: int) -> Groups:
+    """Where every pair of a token and an expert stands among the padded groups."""
     order = permute(expert_TR, num_experts)
     counts_E = order.start_E.diff()
     padded_E = (counts_E + ALIGN - 1) // ALIGN * ALIGN
     ends_E = padded_E.cumsum(0)
     shift_E = ends_E - padded_E - order.start_E[:-1]
-    return order.place_TR + shift_E[expert_TR], ends_E.to(torch.int32)
+    rows = (expert_TR.numel() + num_experts * ALIGN) // ALIGN * ALIGN
+    slot_TR = order.place_TR + shift_E[expert_TR]
+    return Groups(slot_TR, order.start_E, ends_E.to(torch.int32), rows)

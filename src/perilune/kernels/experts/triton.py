@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from perilune.kernels.experts import grouped
+from perilune.kernels.experts import grouped, triton_grouped
 from perilune.kernels.experts.triton_combine import combine
 from perilune.kernels.experts.triton_plain import plain_down, plain_gate_up, plain_tile_for
 from perilune.kernels.experts.triton_schedule import schedule
@@ -29,12 +30,13 @@ def experts(
     beta: float | None,
     linear_beta: float | None,
 ) -> Tensor:
-    """As the reference; gradients, and many tokens of bf16, by `grouped.experts`."""
+    """As the reference; gradients, and many tokens of bf16, by torch's grouped products."""
     pairs, num_experts = expert_TR.numel(), w13_E2IL.shape[0]
     tile = plain_tile_for(pairs, num_experts, x_TL.dtype)
     inputs = x_TL, weight_TR, w13_E2IL, w2_ELI
     if not serves(*inputs) or tile.tokens > MOST_TOKENS:
-        return grouped.experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta)
+        by_groups = grouped if x_TL.dtype != torch.bfloat16 or is_compiling() else triton_grouped
+        return by_groups.experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta)
     if not x_TL.shape[0]:
         return torch.empty_like(x_TL)
     x_TL = x_TL if x_TL.stride(1) == 1 else x_TL.contiguous()

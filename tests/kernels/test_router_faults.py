@@ -149,9 +149,6 @@ FAULTS = {
     "blocks overlap": Fault(
         PERMUTE, "p_ = tl.where(i_ < W * WORD * R, p_, num_pairs)", "p_ += 0", "blocks"
     ),
-    "blocks beyond the last are read": Fault(
-        PERMUTE, "here_BE = (b_ < num_blocks) & ", "here_BE = (b_ >= 0) & ", "blocks"
-    ),
 }
 
 

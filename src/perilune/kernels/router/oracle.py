@@ -48,12 +48,16 @@ def _count(count_EB: Tensor, required: list[float], bias: list[float]) -> None:
 
 
 def permute(expert_TR: Tensor, num_experts: int) -> Permutation:
-    pairs = list(enumerate(expert_TR.flatten().tolist()))
+    pairs_of: list[list[int]] = [[] for _ in range(num_experts)]
+    nobodys = []
+    for p, e in enumerate(expert_TR.flatten().tolist()):
+        (pairs_of[e] if e >= 0 else nobodys).append(p)
     start, pair = [0], []
-    for expert in range(num_experts):
-        pair += [p for p, e in pairs if e == expert]
+    for pairs in pairs_of:
+        pair += pairs
         start.append(len(pair))
-    place = [pair.index(p) if e >= 0 else -1 for p, e in pairs]
-    pair += [-1] * (len(pairs) - len(pair))
-    start_E, pair_P, place_P = (torch.tensor(x, dtype=torch.int32) for x in (start, pair, place))
+    place = dict.fromkeys(nobodys, -1) | {p: i for i, p in enumerate(pair)}
+    places = [place[p] for p in range(expert_TR.numel())]
+    pair += [-1] * len(nobodys)
+    start_E, pair_P, place_P = (torch.tensor(x, dtype=torch.int32) for x in (start, pair, places))
     return Permutation(start_E, pair_P, place_P.view(expert_TR.shape))

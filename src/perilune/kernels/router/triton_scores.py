@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
-from perilune.kernels.common.triton_math import exp2, reciprocal
+from perilune.kernels.common.triton_math import reciprocal
 
-LOG2_E: tl.constexpr = tl.constexpr(1.4426950216293335)
-"""log2 e, of which fp32 holds this, and the rest of it."""
-LOG2_E_REST: tl.constexpr = tl.constexpr(1.925963033500163e-8)
-LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 FARTHEST: tl.constexpr = tl.constexpr(87.0)
 """Beyond this a score is 1 or, as good as 0, 1.6e-38: neither it nor what it is made of leaves the
 normal numbers of fp32."""
@@ -24,22 +21,16 @@ NONE: tl.constexpr = tl.constexpr(-2147483648)
 
 @triton.jit
 def fine_sigmoid(x, PTX: tl.constexpr):
-    """As exactly as fp32 allows: scores that hardly differ have to come in the reference's order.
-
-    The exponent's rounding, which would grow with |x|, is made up for to first order, and so is
-    that of the reciprocal.
-    """
+    """With CUDA's own exponential and a rounded quotient, as the reference on a GPU: scores that
+    hardly differ have to come in its order."""
     x = tl.clamp(x, -FARTHEST, FARTHEST, propagate_nan=tl.PropagateNan.ALL)
-    power_of_2 = x * -LOG2_E
-    too_high = tl.fma(x, LOG2_E_REST, tl.fma(x, LOG2_E, power_of_2))
-    power = exp2(power_of_2, PTX)
-    total = 1.0 + tl.fma(power, too_high * -LN2, power)
+    # A factor of -1 is an operand's sign, where a minus would be a subtraction from zero.
     if PTX:
+        total = 1.0 + libdevice.exp(x * -1.0)
         score = reciprocal(total, PTX)
-        # A factor of -1 is an operand's sign, where a minus would be a subtraction from zero.
         return tl.fma(score, tl.fma(total * -1.0, score, 1.0), score)
     else:
-        return tl.div_rn(tl.full(x.shape, 1.0, tl.float32), total)
+        return tl.div_rn(tl.full(x.shape, 1.0, tl.float32), 1.0 + tl.exp(x * -1.0))
 
 
 @triton.jit

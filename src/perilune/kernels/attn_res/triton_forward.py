@@ -192,8 +192,9 @@ def _forward(
         q_D = tl.load(query_p + d_, mask=here_D, other=0.0).to(tl.float32)
         if AHEAD > 0:
             later = tl.minimum(token + AHEAD, num_tokens - 1)
-            for n in tl.static_range(R):
-                ask(rows[n] + later * strides[n], D, BD)
+            for n in tl.static_range(0, R, 2):
+                other_at = rows[min(n + 1, R - 1)] + later * strides[min(n + 1, R - 1)]
+                ask(rows[n] + later * strides[n], other_at, D, BD)
         found = ()
         for n in tl.static_range(0, M, 4):
             found += moments(values, n, min(4, M - n), q_D, PTX)

@@ -20,11 +20,14 @@ def pick(pointers, strides, n, token):
 
 
 @triton.jit
-def ask(at, D: tl.constexpr, BD: tl.constexpr):
-    """Has a row brought into the L2 cache, and waits for nothing. For NVIDIA's GPUs only."""
+def ask(at, other_at, D: tl.constexpr, BD: tl.constexpr):
+    """Has two rows brought into the L2 cache, line by line, and waits for nothing: two, since every
+    thread of a program asks, and lines are few. For NVIDIA's GPUs only."""
     LINE: tl.constexpr = 1024 // at.dtype.element_ty.primitive_bitwidth
-    lines_ = tl.arange(0, max(1, BD // LINE)) * LINE
-    line_at = (at + tl.minimum(lines_, D - 1)).to(tl.int64)
+    LINES: tl.constexpr = max(1, BD // LINE)
+    line_ = tl.arange(0, 2 * LINES)
+    row_at = tl.where(line_ < LINES, at, other_at)
+    line_at = (row_at + tl.minimum(line_ % LINES * LINE, D - 1)).to(tl.int64)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
         "=r,l",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.bench.cases import Bench, Case, Excerpt, Make, Work, drawn, num_bytes
-from perilune.kernels.experts.bench_peers import TORCH
+from perilune.kernels.experts.bench_peers import HUMMING, TORCH
 from perilune.kernels.experts.tiles import COLUMNS, PAD_ROWS, ROWS, SCALE_WORDS, WORDS
 from perilune.kernels.registry import Inputs
 
@@ -113,7 +113,10 @@ BENCHES = {
             "T4_E16_R2": Case(make=packed(4, 16, 2, 128, 64)),
             **{
                 f"T{t}_E112_R2": Case(
-                    make=packed(t, 112, 2, 3584, 3072), graph=t <= 256, peers=(TORCH,), **_GPU
+                    make=packed(t, 112, 2, 3584, 3072),
+                    graph=t <= 256,
+                    peers=(TORCH, HUMMING),
+                    **_GPU,
                 )
                 for t in TOKENS
             },

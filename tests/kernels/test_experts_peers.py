@@ -1,0 +1,82 @@
+"""The peers of the experts are called as they want to be."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from peer_stand_ins import bound, truth
+
+from perilune.kernels.bench.cases import Case
+from perilune.kernels.experts import bench_cases
+from perilune.kernels.experts.bench_peers import HUMMING, TORCH
+from perilune.kernels.experts.mxfp4_reference import experts_mxfp4
+from perilune.kernels.experts.tiles import Packed, values
+
+BLOCK = 4
+
+
+class FakeLayer(torch.nn.Module):
+    """humming-kernels 0.1.20: one matrix an expert, pairs in blocks of one expert each."""
+
+    def __init__(self, *, shape_n, shape_k, weight_config, num_experts, torch_dtype):
+        super().__init__()
+        assert weight_config == {"quant_method": "mxfp4"}
+        assert torch_dtype == torch.bfloat16
+        self.shape = num_experts, shape_n, shape_k
+        self.humming_config = None
+
+    def load_from_tensors(self, tensors):
+        self.packed = Packed(tensors["weight"], tensors["weight_scale"])
+        assert all(x.dtype == torch.uint8 for x in self.packed)
+        assert self.packed.codes_EOI.shape == (*self.shape[:2], self.shape[2] // 2)
+
+    def transform(self):
+        self.humming_config = self.shape
+
+    def forward(self, inputs, *, top_k, sorted_ids, expert_ids, num_tokens_padded,
+                compute_config, tuning_config):  # fmt: skip
+        assert compute_config == {"gemm_type": "indexed"}
+        assert tuning_config["block_shape"][0] == BLOCK
+        assert {x.dtype for x in (sorted_ids, expert_ids, num_tokens_padded)} == {torch.int32}
+        assert int(num_tokens_padded) == len(sorted_ids) == BLOCK * len(expert_ids)
+        weights, pairs = values(self.packed, inputs.dtype), len(inputs) * top_k
+        out = inputs.new_full((pairs, self.shape[1]), torch.nan)
+        for place, pair in enumerate(sorted_ids.tolist()):
+            if pair < pairs:
+                out[pair] = weights[expert_ids[place // BLOCK]] @ inputs[pair // top_k]
+        return out
+
+
+@pytest.fixture(autouse=True)
+def fake_humming(monkeypatch):
+    def get_heuristics_config(layer_config, shape_m=None, gemm_type="dense"):
+        assert layer_config is not None
+        assert shape_m == 10
+        assert gemm_type == "indexed"
+        return {"block_shape": (BLOCK, 128, 64)}
+
+    for name in ("humming", "humming.layer", "humming.tune"):
+        module = ModuleType(name)
+        module.__spec__ = object()
+        monkeypatch.setitem(sys.modules, name, module)
+    sys.modules["humming.layer"].HummingLayer = FakeLayer
+    sys.modules["humming.tune"].get_heuristics_config = get_heuristics_config
+
+
+@pytest.mark.parametrize(("peer", "bound_of"), [(HUMMING, 1e-5), (TORCH, 1e-2)])
+def test_a_peer_computes_the_same_from_the_same_inputs(peer, bound_of):
+    case = Case(make=bench_cases.packed(5, 3, 2, 64, 96))
+    found = bound(peer, case, truth(experts_mxfp4))
+    assert found.note == ""
+    assert found.error is not None
+    assert found.error < bound_of
+
+
+def test_every_case_of_a_gpu_of_eight_has_both():
+    cases = bench_cases.BENCHES["experts_mxfp4"].cases
+    assert {name for name, case in cases.items() if case.peers == (TORCH, HUMMING)} == {
+        f"T{t}_E112_R2" for t in (1, 32, 128, 256, 1024, 4096)
+    }

@@ -10,7 +10,7 @@ import torch
 from triton_faults import Fault, plant, red
 
 from perilune.kernels.mla import triton as entry
-from perilune.kernels.mla import triton_decode as kernels
+from perilune.kernels.mla import triton_decode, triton_decode_programs
 
 ATTEND = (
     *("q", "c", "r", "c_d", "r_d", "rate", "table", "length", "begin", "partial", "lse"),
@@ -68,7 +68,8 @@ def rows_are_columns(run):
 
 
 def planted(name: str, attr: str, wrong: Callable[[Any], Any], case: str = "") -> Fault:
-    return Fault(name, "mla_decode", kernels, attr, wrong, case)
+    owner = triton_decode if attr == "merge" else triton_decode_programs
+    return Fault(name, "mla_decode", owner, attr, wrong, case)
 
 
 FAULTS = [

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from perilune.kernels.common.cases import normal
 from perilune.kernels.mla import oracle
 from perilune.kernels.mla.paged import paged, rounded
-from perilune.kernels.mla.triton_decode import Rows, attend
+from perilune.kernels.mla.triton_decode import attend
 from perilune.kernels.mla.triton_decode_plan import MAX_NARROW, plan_of
+from perilune.kernels.mla.triton_decode_rows import Rows
 from perilune.kernels.testing import relative_error
 
 RANK = SHARED = 16

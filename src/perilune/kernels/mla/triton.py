@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.mla import reference
-from perilune.kernels.mla.triton_decode import Rows, attend
+from perilune.kernels.mla.triton_decode import attend
+from perilune.kernels.mla.triton_decode_rows import Rows
 
 MAX_RANK, MAX_SHARED = 512, 64
 """Channels of a row whose tile fits beside the queries."""

@@ -229,7 +229,7 @@ def attend_narrow(
 def launch_narrow(
     q_NQHC: Tensor, rows: Any, parts: Any, scale: float, plan: Plan, wide_slots: int
 ) -> None:
-    """In place of `triton_decode._launch_narrow`, for one pool with rows of 512 + 64 channels."""
+    """As `triton_decode_programs.launch_narrow`, for a pool of rows of 512 + 64 channels."""
     _, begin, partial, lse = parts
     (n, q, h, width), pool = q_NQHC.shape, rows.c_PSC
     boxes = gl.NVMMASharedLayout(128, 16, 2)

@@ -203,7 +203,7 @@ def attend_wide(
 
 
 def launch_wide(q_NQHC: Tensor, rows: Any, parts: Any, scale: float, plan: Plan) -> None:
-    """In place of `triton_decode._launch_wide`, for one pool with rows of 512 + 64 channels."""
+    """As `triton_decode_programs.launch_wide`, for a pool of rows of 512 + 64 channels."""
     _, begin, partial, lse = parts
     (n, q, h, width), pool = q_NQHC.shape, rows.c_PSC
     boxes = gl.NVMMASharedLayout(128, 16, 2)

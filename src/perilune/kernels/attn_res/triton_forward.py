@@ -186,15 +186,16 @@ def _forward(
         sum_D = tl.load(rows[M - 1] + token * strides[M - 1] + d_, mask=here_D, other=0.0)
         if partial_p is not None:
             u_D = tl.load(rows[M] + token * strides[M] + d_, mask=here_D, other=0.0)
-            sum_D = (sum_D.to(tl.float32) + u_D.to(tl.float32)).to(partial_p.dtype.element_ty)
-            tl.store(partial_p + token * D + d_, sum_D, mask=here_D)
-        values += (sum_D,)
         q_D = tl.load(query_p + d_, mask=here_D, other=0.0).to(tl.float32)
         if AHEAD > 0:
             later = tl.minimum(token + AHEAD, num_tokens - 1)
             for n in tl.static_range(0, R, 2):
                 other_at = rows[min(n + 1, R - 1)] + later * strides[min(n + 1, R - 1)]
                 ask(rows[n] + later * strides[n], other_at, D, BD)
+        if partial_p is not None:
+            sum_D = (sum_D.to(tl.float32) + u_D.to(tl.float32)).to(partial_p.dtype.element_ty)
+            tl.store(partial_p + token * D + d_, sum_D, mask=here_D)
+        values += (sum_D,)
         found = ()
         for n in tl.static_range(0, M, 4):
             found += moments(values, n, min(4, M - n), q_D, PTX)

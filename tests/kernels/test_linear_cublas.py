@@ -26,8 +26,16 @@ def test_tokens_and_weight_may_differ_in_dtype(token_dtype, weight_dtype):
     assert all(map(torch.equal, *grads))
 
 
-def test_fp32_is_never_tf32(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+@pytest.fixture
+def tf32():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("tf32")
+def test_fp32_is_never_tf32():
     with pytest.raises(UnsupportedError, match="allow_tf32 has to stay False"):
         cublas.linear(*drawn(torch.float32, torch.bfloat16))
     assert cublas.linear(*drawn(torch.bfloat16, torch.float32)).dtype == torch.bfloat16

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.functional import grouped_mm
 
 from perilune.kernels.experts import reference
 from perilune.kernels.registry import resolve
+from perilune.kernels.router import permutation
 
 permute, situ_glu = resolve("permute"), resolve("situ")
 
@@ -57,7 +59,9 @@ def experts(
 
 def groups_of(expert_TR: Tensor, num_experts: int) -> Groups:
     """Where every pair of a token and an expert stands among the padded groups."""
-    order = permute(expert_TR, num_experts)
+    # A compiled graph takes what it can see into.
+    group = permutation.permute if is_compiling() else permute
+    order = group(expert_TR, num_experts)
     counts_E = order.start_E.diff()
     padded_E = (counts_E + ALIGN - 1) // ALIGN * ALIGN
     ends_E = padded_E.cumsum(0)

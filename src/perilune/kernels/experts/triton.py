@@ -5,13 +5,20 @@ Legend: T tokens, R experts a token, E experts, L expert input width, I intermed
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from perilune.kernels.experts import grouped, triton_grouped
 from perilune.kernels.experts.triton_combine import combine
-from perilune.kernels.experts.triton_plain import plain_down, plain_gate_up, plain_tile_for
+from perilune.kernels.experts.triton_plain import (
+    Tile,
+    plain_down,
+    plain_gate_up,
+    plain_tile_for,
+)
 from perilune.kernels.experts.triton_schedule import schedule
 from perilune.kernels.registry import resolve
 
@@ -33,10 +40,9 @@ def experts(
     """As the reference; gradients, and many tokens of bf16, by torch's grouped products."""
     pairs, num_experts = expert_TR.numel(), w13_E2IL.shape[0]
     tile = plain_tile_for(pairs, num_experts, x_TL.dtype)
-    inputs = x_TL, weight_TR, w13_E2IL, w2_ELI
-    if not serves(*inputs) or tile.tokens > MOST_TOKENS:
-        by_groups = grouped if x_TL.dtype != torch.bfloat16 or is_compiling() else triton_grouped
-        return by_groups.experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta)
+    other = other_form(tile, x_TL, weight_TR, w13_E2IL, w2_ELI)
+    if other is not None:
+        return other(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta)
     if not x_TL.shape[0]:
         return torch.empty_like(x_TL)
     x_TL = x_TL if x_TL.stride(1) == 1 else x_TL.contiguous()
@@ -49,7 +55,10 @@ def experts(
     return combine(out_PL, order.place_TR, weight_TR.contiguous(), x_TL.dtype)
 
 
-def serves(x_TL: Tensor, *others: Tensor) -> bool:
-    """Inference, tokens in bf16 or fp32."""
+def other_form(tile: Tile, x_TL: Tensor, *others: Tensor) -> Callable[..., Tensor] | None:
+    """What serves where the programs of this file do not: no gradients, and few tokens of bf16."""
     graded = torch.is_grad_enabled() and any(x.requires_grad for x in (x_TL, *others))
-    return x_TL.dtype in DTYPES and not graded
+    in_bf16 = x_TL.dtype == torch.bfloat16
+    if is_compiling() or x_TL.dtype not in DTYPES or (graded and not in_bf16):
+        return grouped.experts
+    return triton_grouped.experts if in_bf16 and (graded or tile.tokens > MOST_TOKENS) else None

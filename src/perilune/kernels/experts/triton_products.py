@@ -42,10 +42,15 @@ TILES = {
 }
 """By their tokens. Two row tiles share what is read of the tokens."""
 FP32_TILE = Tile(16, 1, 4, 1)
+WIDEST = 64
+"""Tokens beyond which another tile of the same weights is better: at 128 the accumulators leave no
+room for a second program, which would decode while the first one multiplies."""
 
 
 def tile_for(pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
-    return FP32_TILE if dtype == torch.float32 else TILES[tokens_of_tile(pairs, num_experts)]
+    if dtype == torch.float32:
+        return FP32_TILE
+    return TILES[tokens_of_tile(pairs, num_experts, WIDEST)]
 
 
 def gate_up(

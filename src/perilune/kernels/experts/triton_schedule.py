@@ -24,11 +24,11 @@ SLACK = 1.5
 """Experts' shares differ: a tile holds so many times the mean."""
 
 
-def tokens_of_tile(pairs: int, num_experts: int) -> int:
+def tokens_of_tile(pairs: int, num_experts: int, widest: int = TOKENS[-1]) -> int:
     """The narrowest that most experts fill once, of the pairs that an expert *in use* has."""
     used = num_experts * (1.0 - (1.0 - 1.0 / num_experts) ** pairs)
     enough = (tokens for tokens in TOKENS if tokens * used >= SLACK * pairs)
-    return next(enough, TOKENS[-1])
+    return min(widest, next(enough, widest))
 
 
 def early(device: torch.device) -> dict[str, Any]:

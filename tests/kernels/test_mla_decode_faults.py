@@ -98,7 +98,7 @@ def test_a_fault_is_found(fault, monkeypatch):
     assert red(fault.op, fault.case) != []
 
 
-@pytest.mark.parametrize("case", sorted({fault.case for fault in FAULTS}))
+@pytest.mark.parametrize("case", sorted({fault.case for fault in FAULTS if fault.case}))
 def test_without_one_nothing_is(case):
     assert red("mla_decode", case) == []
 

@@ -141,7 +141,7 @@ DECODE = OpSpec(
         "many_queries": lambda g, d: _plain(_decode_inputs(g, d, (2, 9), queries=8)),
         "padded": _padded,
         "many_heads": lambda g, d: _plain(
-            _decode_inputs(g, d, (70, 20), heads=70, rank=6, shared=3)
+            _decode_inputs(g, d, (50, 20), heads=20, rank=6, shared=3)
         ),
         "rising_scores": _rising,
         "rounded": _rounded,

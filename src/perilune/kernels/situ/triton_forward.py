@@ -88,10 +88,12 @@ def tanh(x, PTX: tl.constexpr, FAST: tl.constexpr):
 def capped(x, beta, PTX: tl.constexpr, FAST: tl.constexpr):
     """beta tanh(x / beta) and its slope; without a cap x and 1."""
     if beta is None:
-        return x, tl.full(x.shape, 1.0, tl.float32)
-    cap = tl.full([], beta, tl.float32)
-    t, slope = tanh(x * (1.0 / cap), PTX, FAST)
-    return cap * t, slope
+        y, slope = x, tl.full(x.shape, 1.0, tl.float32)
+    else:
+        cap = tl.full([], beta, tl.float32)
+        t, slope = tanh(x * (1.0 / cap), PTX, FAST)
+        y = cap * t
+    return y, slope
 
 
 @triton.jit

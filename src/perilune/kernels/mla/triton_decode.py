@@ -22,7 +22,8 @@ from perilune.kernels.mla.triton_decode_plan import Plan, num_programs, plan_of
 from perilune.kernels.mla.triton_decode_rows import Rows
 
 MANY_ROWS = 512
-"""From here on a merging program takes a whole row."""
+"""From here on a merging program takes a whole row, else a few channels of all its parts."""
+FEW_CHANNELS, MOST_PARTS = 32, 128
 PREFERS_ROLES = False
 """Whether programs whose warp groups have roles serve what they can."""
 ROLES_CHANNELS = (512, 64)
@@ -69,7 +70,8 @@ def attend(
         if plan.narrow_rows:
             launch_narrow(q_NQHC, rows, parts, scale, plan, wide_slots)
     many = n * q * h >= MANY_ROWS
-    channels = triton.next_power_of_2(c) if many else min(64, triton.next_power_of_2(c))
+    channels = triton.next_power_of_2(c) if many else min(FEW_CHANNELS, triton.next_power_of_2(c))
+    most = plan.teams * max(plan.wide_members, plan.narrow_members)
     merge[(n * q * h * triton.cdiv(c, channels),)](
         partial,
         lse,
@@ -85,7 +87,7 @@ def attend(
         WIDE_ROWS=plan.wide_rows,
         C=c,
         BC=channels,
-        BP=4 if many else 32,
+        BP=4 if many else triton.next_power_of_2(min(most, MOST_PARTS)),
         PTX=uses_ptx(device),
         num_warps=4,
     )

@@ -57,21 +57,22 @@ def merge(
     number = num_teams * members
     c_, p_ = block * BC + tl.arange(0, BC), tl.arange(0, BP)
     highest = tl.full([], LOWEST, tl.float32)
-    for p in range(0, number, BP):
-        at_P = first + (p + p_).to(tl.int64) * rows
-        lse_P = tl.load(lse_p + at_P, mask=p + p_ < number, other=float("-inf"))
-        highest = tl.maximum(highest, tl.max(lse_P, axis=0))
-    o_C = tl.zeros([BC], tl.float32)
     total = tl.full([], 0.0, tl.float32)
+    o_C = tl.zeros([BC], tl.float32)
     for p in range(0, number, BP):
         at_P = first + (p + p_).to(tl.int64) * rows
-        lse_P = tl.load(lse_p + at_P, mask=p + p_ < number, other=float("-inf"))
-        weight_P = exp2(lse_P - highest, PTX)
-        # A part of no weight may never have been written.
-        here_PC = (weight_P > 0)[:, None] & (c_ < C)[None, :]
+        here_P = p + p_ < number
+        lse_P = tl.load(lse_p + at_P, mask=here_P, other=float("-inf"))
+        here_PC = here_P[:, None] & (c_ < C)[None, :]
         o_PC = tl.load(partial_p + at_P[:, None] * C + c_[None, :], mask=here_PC, other=0.0)
-        o_C += tl.sum(o_PC * weight_P[:, None], axis=0)
-        total += tl.sum(weight_P, axis=0)
+        top = tl.maximum(highest, tl.max(lse_P, axis=0))
+        weight_P = exp2(lse_P - top, PTX)
+        faded = exp2(highest - top, PTX)
+        # A part of no weight may never have been written.
+        o_PC = tl.where((weight_P > 0)[:, None], o_PC * weight_P[:, None], 0.0)
+        o_C = o_C * faded + tl.sum(o_PC, axis=0)
+        total = total * faded + tl.sum(weight_P, axis=0)
+        highest = top
     o_C *= tl.where(total > 0, 1.0 / total, 0.0)
     at_C = (n * ROWS + row) * C + c_
     tl.store(o_p + at_C, o_C.to(o_p.dtype.element_ty), mask=c_ < C)

@@ -9,7 +9,7 @@ runs the gradient D of the outgoing state from the last chunk to the first:
     dx  = attn^T do + k_out D,      dv = solve^T dx
     D  <- keep D + q_in^T do + w^T dx
 
-What enters sums of few terms, solve and x, is kept in two numbers of the inputs' dtype, the rounded
+What enters sums of few terms, solve, x and dx, is kept in two numbers of the inputs' dtype, the rounded
 one and the rest: their rounding would be half of the error of every gradient.
 
 `triton_gradients` turns S, D, x and dv into the other gradients, every chunk by itself.
@@ -208,11 +208,13 @@ def _reverse(
             at_VK = ((first + i) * H + h) * K * V + (v_[:, None] * K + k_[None, :])
             tl.store(D_p + at_VK, D)
             dx_VC = tl.dot(do_VC, attn_CC, input_precision=PRECISION)
-            dx_VC = tl.dot(D, k_out_KC, dx_VC, input_precision=PRECISION).to(DTYPE)
+            dx_VC = tl.dot(D, k_out_KC, dx_VC, input_precision=PRECISION)
+            dx = dx_VC.to(DTYPE)
             D_VK = tl.dot(do_VC, q_in_CK, D_VK * keep_K[None, :], input_precision=PRECISION)
-            D_VK = tl.dot(dx_VC, w_CK, D_VK, input_precision=PRECISION)
-            dv_VC = tl.dot(dx_VC, solve_CC, input_precision=PRECISION)
-            dv_VC = tl.dot(dx_VC, solve_rest_CC, dv_VC, input_precision=PRECISION)
+            D_VK = tl.dot(dx, w_CK, D_VK, input_precision=PRECISION)
+            dv_VC = tl.dot(rest_of(dx_VC, dx), solve_CC, input_precision=PRECISION)
+            dv_VC = tl.dot(dx, solve_rest_CC, dv_VC, input_precision=PRECISION)
+            dv_VC = tl.dot(dx, solve_CC, dv_VC, input_precision=PRECISION)
             tl.store(
                 tl.trans(dv_p + v_at),
                 tl.trans(dv_VC.to(dv_p.dtype.element_ty)),

@@ -57,7 +57,7 @@ FAULTS = {
         DECODE, "permute(0, 2, 8, 3, 1, 5, 6, 9, 4, 7)", "permute(0, 2, 8, 3, 1, 6, 5, 9, 4, 7)"
     ),
     "halves of a run swapped": Fault(DECODE, "tl.join(left, right)", "tl.join(right, left)"),
-    "pairs read as tokens": Fault(PRODUCTS, "other=0) // ACTIVE", "other=0) % ACTIVE"),
+    "pairs read as tokens": Fault(PRODUCTS, "pair_N // ACTIVE", "pair_N % ACTIVE"),
     "gate for up": Fault(PRODUCTS, "gate, up = tl.split", "up, gate = tl.split"),
     "up uncapped": Fault(PRODUCTS, "capped(up, linear_beta,", "capped(up, None,"),
     "the first expert's weights": Fault(

@@ -7,10 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perilune.kernels.experts import MXFP4, mxfp4_oracle, mxfp4_reference, packed, triton_mxfp4
+from perilune.kernels.experts import (
+    _from_mxfp4,
+    mxfp4_oracle,
+    mxfp4_reference,
+    packed,
+    triton_mxfp4,
+    triton_schedule,
+)
 from perilune.kernels.experts.tiles import Packed, is_wide, tiled, untiled, values
 from perilune.kernels.experts.triton_products import FP32_TILE, TILES, down, tile_for
-from perilune.kernels.experts.triton_schedule import num_tiles, schedule
+from perilune.kernels.experts.triton_schedule import num_tiles, plan, schedule
 from perilune.model import mxfp4
 
 CODES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
@@ -128,8 +135,8 @@ def test_few_pairs_of_many_experts_are_not_one_tile():
     assert tile_for(2048, 1, torch.bfloat16) == TILES[64]
 
 
-def drawn():
-    inputs = MXFP4.cases["spread"](generator(3), torch.float32).values()
+def drawn(tokens=11, experts=5):
+    inputs = _from_mxfp4(generator(3), torch.float32, tokens, experts).values()
     return [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
@@ -140,6 +147,18 @@ def test_nobody_s_pairs_add_nothing():
     inputs[2] = torch.cat([inputs[2], torch.full((11, 1), torch.nan)], 1)
     got = triton_mxfp4.experts_mxfp4(*inputs)
     assert (got - want).norm() < 1e-5 * want.norm()
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_few_pairs_are_a_tile_each(tokens, monkeypatch):
+    inputs = drawn(tokens=tokens, experts=40)
+    inputs[1][-1, -1], inputs[2][-1, -1] = -1, torch.nan
+    want = triton_mxfp4.experts_mxfp4(*inputs)
+    assert plan(inputs[1], 40, 16).pair_P is None
+    monkeypatch.setattr(triton_schedule, "FEW_PAIRS", 0)
+    assert plan(inputs[1], 40, 16).pair_P is not None
+    assert torch.equal(triton_mxfp4.experts_mxfp4(*inputs), want)
+    assert want.isfinite().all()
 
 
 def test_no_token_at_all():

@@ -19,10 +19,8 @@ from perilune.kernels.experts.triton_plain import (
     plain_gate_up,
     plain_tile_for,
 )
-from perilune.kernels.experts.triton_schedule import schedule
-from perilune.kernels.registry import resolve
+from perilune.kernels.experts.triton_schedule import plan
 
-permute = resolve("permute")
 DTYPES = (torch.bfloat16, torch.float32)
 MOST_TOKENS = 64
 """Of a tile: an expert that has more is bound by arithmetic, where torch's grouped products win."""
@@ -47,12 +45,10 @@ def experts(
         return torch.empty_like(x_TL)
     x_TL = x_TL if x_TL.stride(1) == 1 else x_TL.contiguous()
     w13_E2IL, w2_ELI = w13_E2IL.contiguous(), w2_ELI.contiguous()
-    order = permute(expert_TR, num_experts)
-    tile_I3 = schedule(order.start_E, pairs, tile.tokens)
-    active, caps = expert_TR.shape[1], (beta, linear_beta)
-    hidden_PI = plain_gate_up(x_TL, order.pair_P, tile_I3, active, w13_E2IL, caps, tile)
-    out_PL = plain_down(hidden_PI, tile_I3, w2_ELI, tile)
-    return combine(out_PL, order.place_TR, weight_TR.contiguous(), x_TL.dtype)
+    who = plan(expert_TR, num_experts, tile.tokens)
+    hidden_PI = plain_gate_up(x_TL, who, w13_E2IL, (beta, linear_beta), tile)
+    out_PL = plain_down(hidden_PI, who.tile_I3, w2_ELI, tile)
+    return combine(out_PL, who.place_TR, weight_TR.contiguous(), x_TL.dtype)
 
 
 def other_form(tile: Tile, x_TL: Tensor, *others: Tensor) -> Callable[..., Tensor] | None:

@@ -11,10 +11,8 @@ from torch import Tensor
 from perilune.kernels.experts import mxfp4_reference as reference
 from perilune.kernels.experts.triton_combine import combine
 from perilune.kernels.experts.triton_products import down, gate_up, tile_for
-from perilune.kernels.experts.triton_schedule import schedule
-from perilune.kernels.registry import resolve
+from perilune.kernels.experts.triton_schedule import plan
 
-permute = resolve("permute")
 DTYPES = (torch.bfloat16, torch.float32)
 MOST_TOKENS = 16384
 """At a time: what lies between the products takes some 330 KB a token of K3's. Reading the weights
@@ -48,12 +46,10 @@ def experts_mxfp4(
     w13_EMKW, w2_EMKW = w13_EMKW.contiguous(), w2_EMKW.contiguous()
     num_experts, pairs = w13_EMKW.shape[0], expert_TR.numel()
     tile = tile_for(pairs, num_experts, x_TL.dtype)
-    order = permute(expert_TR, num_experts)
-    tile_I3 = schedule(order.start_E, pairs, tile.tokens)
-    active, caps = expert_TR.shape[1], (beta, linear_beta)
-    hidden_PI = gate_up(x_TL, order.pair_P, tile_I3, active, w13_EMKW, wide, caps, tile)
-    out_PL = down(hidden_PI, tile_I3, w2_EMKW, wide, x_TL.shape[1], tile)
-    return combine(out_PL, order.place_TR, weight_TR.contiguous(), x_TL.dtype)
+    who = plan(expert_TR, num_experts, tile.tokens)
+    hidden_PI = gate_up(x_TL, who, w13_EMKW, wide, (beta, linear_beta), tile)
+    out_PL = down(hidden_PI, who.tile_I3, w2_EMKW, wide, x_TL.shape[1], tile)
+    return combine(out_PL, who.place_TR, weight_TR.contiguous(), x_TL.dtype)
 
 
 def serves(x_TL: Tensor, weight_TR: Tensor) -> bool:

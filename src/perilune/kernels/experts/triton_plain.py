@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from perilune.kernels.common.triton_math import dot_precision, uses_ptx
 from perilune.kernels.experts.triton_products import finish, tokens
-from perilune.kernels.experts.triton_schedule import early, tokens_of_tile
+from perilune.kernels.experts.triton_schedule import Plan, early, tokens_of_tile
 from perilune.kernels.situ.triton_forward import is_rounded
 
 
@@ -44,16 +44,15 @@ def plain_tile_for(pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
 
 def plain_gate_up(
     x_TL: Tensor,
-    pair_P: Tensor,
-    tile_I3: Tensor,
-    active: int,
+    plan: Plan,
     w13_E2IL: Tensor,
     caps: tuple[float | None, float | None],
     tile: Tile,
 ) -> Tensor:
     """glu(w13 x) of every pair, [P, I]."""
-    hidden_PI = x_TL.new_empty(pair_P.shape[0], w13_E2IL.shape[1] // 2)
-    _launch(x_TL, pair_P, tile_I3, active, w13_E2IL, caps, tile, hidden_PI)
+    pairs, active = plan.place_TR.numel(), plan.place_TR.shape[1]
+    hidden_PI = x_TL.new_empty(pairs, w13_E2IL.shape[1] // 2)
+    _launch(x_TL, plan.pair_P, plan.tile_I3, active, w13_E2IL, caps, tile, hidden_PI)
     return hidden_PI
 
 

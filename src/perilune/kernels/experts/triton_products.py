@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from perilune.kernels.common.triton_math import dot_precision, sigmoid, uses_ptx
 from perilune.kernels.experts.tiles import COLUMNS, ROWS, SCALE_WORDS, WORDS
 from perilune.kernels.experts.triton_decode import weights
-from perilune.kernels.experts.triton_schedule import early, tokens_of_tile
+from perilune.kernels.experts.triton_schedule import Plan, early, tokens_of_tile
 from perilune.kernels.situ.triton_forward import capped, is_rounded
 
 
@@ -55,17 +55,16 @@ def tile_for(pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
 
 def gate_up(
     x_TL: Tensor,
-    pair_P: Tensor,
-    tile_I3: Tensor,
-    active: int,
+    plan: Plan,
     w13_EMKW: Tensor,
     wide: bool,
     caps: tuple[float | None, float | None],
     tile: Tile,
 ) -> Tensor:
     """glu(w13 x) of every pair, [P, I]."""
-    hidden_PI = x_TL.new_empty(pair_P.shape[0], w13_EMKW.shape[1] * ROWS // 2)
-    _launch(x_TL, pair_P, tile_I3, active, w13_EMKW, wide, caps, tile, hidden_PI)
+    pairs, active = plan.place_TR.numel(), plan.place_TR.shape[1]
+    hidden_PI = x_TL.new_empty(pairs, w13_EMKW.shape[1] * ROWS // 2)
+    _launch(x_TL, plan.pair_P, plan.tile_I3, active, w13_EMKW, wide, caps, tile, hidden_PI)
     return hidden_PI
 
 
@@ -183,14 +182,13 @@ def _product(
 
 @triton.jit
 def tokens(tile_at, pair_p, ACTIVE: tl.constexpr, BN: tl.constexpr):
-    """Places, which of them are there, and the row of x (int64) of each: its token, or itself."""
+    """Places, which of them are there, and the row of x (int64) of each, which so many share."""
     n_ = tl.load(tile_at + 1) + tl.arange(0, BN)
     here_N = n_ < tl.load(tile_at + 2)
-    if pair_p is None:
-        row_N = n_
-    else:
-        row_N = tl.load(pair_p + n_, mask=here_N, other=0) // ACTIVE
-    return n_, here_N, row_N.to(tl.int64)
+    pair_N = n_
+    if pair_p is not None:
+        pair_N = tl.load(pair_p + n_, mask=here_N, other=0)
+    return n_, here_N, (pair_N // ACTIVE).to(tl.int64)
 
 
 @triton.jit

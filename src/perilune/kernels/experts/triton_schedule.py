@@ -8,7 +8,7 @@ there are: programs of the rest leave at once.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,9 +17,15 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from perilune.kernels.common.triton_math import launches_early
+from perilune.kernels.registry import resolve
+
+permute = resolve("permute")
 
 BLOCK = 16
 TOKENS = (16, 32, 64, 128)
+FEW_PAIRS = 32
+"""Up to here, and a quarter of the experts, a launch less is worth more than that no weight is read
+twice."""
 SLACK = 1.5
 """Experts' shares differ: a tile holds so many times the mean."""
 
@@ -40,6 +46,55 @@ def num_tiles(pairs: int, num_experts: int, tokens: int) -> int:
     """As many as there can be: each expert in use starts one, and the rest fill up."""
     used = min(pairs, num_experts)
     return used + (pairs - used) // tokens
+
+
+class Plan(NamedTuple):
+    tile_I3: Tensor
+    """int32: expert (-1: none), first place and end of each tile."""
+    pair_P: Tensor | None
+    """int32: the pair at each place; None: itself."""
+    place_TR: Tensor
+    """int32: the place of each pair, -1 where it has none."""
+
+
+def plan(expert_TR: Tensor, num_experts: int, tokens: int) -> Plan:
+    """Who multiplies what, on the device."""
+    if expert_TR.numel() <= min(FEW_PAIRS, num_experts // 4):
+        return alone(expert_TR)
+    order = permute(expert_TR, num_experts)
+    return Plan(schedule(order.start_E, expert_TR.numel(), tokens), order.pair_P, order.place_TR)
+
+
+def alone(expert_TR: Tensor) -> Plan:
+    """A tile a pair, without an order: few tokens share few experts, and what they share is in the
+    L2 when it is read again."""
+    pairs = expert_TR.numel()
+    tile_P3 = expert_TR.new_empty(pairs, 3, dtype=torch.int32)
+    place_TR = expert_TR.new_empty(expert_TR.shape, dtype=torch.int32)
+    block = triton.next_power_of_2(pairs)
+    _alone[(1,)](
+        expert_TR.contiguous(),
+        tile_P3,
+        place_TR,
+        P=pairs,
+        BP=block,
+        num_warps=1,
+        **early(expert_TR.device),
+    )
+    return Plan(tile_P3, None, place_TR)
+
+
+@triton.jit
+def _alone(expert_p, tile_p, place_p, P: tl.constexpr, BP: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    p_ = tl.arange(0, BP)
+    expert_P = tl.load(expert_p + p_, mask=p_ < P, other=-1).to(tl.int32)
+    tl.store(tile_p + p_ * 3, expert_P, mask=p_ < P)
+    tl.store(tile_p + p_ * 3 + 1, p_, mask=p_ < P)
+    tl.store(tile_p + p_ * 3 + 2, p_ + 1, mask=p_ < P)
+    tl.store(place_p + p_, tl.where(expert_P < 0, -1, p_), mask=p_ < P)
 
 
 def schedule(start_E: Tensor, pairs: int, tokens: int) -> Tensor:

@@ -141,28 +141,25 @@ def test_every_plan_gives_the_same(streams, updated):
     run = attn.forward
     operands = [*blocks, partial], query, 1e-5, update if updated else None, weight, 1e-6
     want = [x for x in run(*operands, keep=True) if x is not None]
-    how = plan(7, 24, 5, 4)._replace(programs=3, ahead=3, streams=streams)
+    how = Plan(32, 1, 3, ahead=3) if streams else plan(7, 24, 5, 4)
     got = [x for x in run(*operands, keep=True, how=how) if x is not None]
     assert close(got, want) if streams else same(got, want)
 
 
-def test_few_sources_fit_twice_and_many_tokens_are_taken_in_turn():
-    assert plan(8192, 7168, 4, 2) == Plan(8192, 8, 264, ahead=264, registers=128)
-    assert plan(8192, 7168, 10, 2) == Plan(8192, 8, 132, ahead=132)
-    assert plan(100, 7168, 10, 2) == Plan(8192, 8, 100)
-    assert plan(8192, 2304, 10, 2).programs == 264
+def test_few_tokens_are_held_and_many_pass_as_a_stream():
+    assert plan(256, 7168, 10, 2) == Plan(8192, 8, 256)
+    assert plan(257, 7168, 10, 2) == Plan(8192, 8, 257, ahead=5)
+    assert plan(8192, 7168, 4, 2) == Plan(8192, 8, 264, ahead=5)
     assert plan(8192, 2304, 4, 2).programs == 528
-    assert plan(3, 40, 2, 4) == Plan(64, 1, 3, registers=128)
-    assert plan(8192, 7168, 5, 2).registers == 128
-    assert plan(8192, 7168, 5, 4).registers is None
+    assert plan(3, 40, 2, 4) == Plan(64, 1, 3)
 
 
 def test_what_registers_do_not_hold_passes_as_a_stream():
-    assert plan(8192, 7168, 10, 4) == Plan(8192, 8, 264, ahead=5, streams=True)
-    assert plan(8192, 16384, 12, 4) == Plan(16384, 16, 264, ahead=3, streams=True)
-    assert plan(2, 7168, 11, 2).streams
+    assert plan(8, 7168, 10, 4) == Plan(8192, 8, 8, ahead=5)
+    assert plan(8, 16384, 12, 4) == Plan(16384, 16, 8, ahead=3)
+    assert plan(2, 7168, 11, 2).ahead
     inputs = drawn(7, 2, 7000), drawn(7000, scale=0.01)
-    assert plan(2, 7000, 7, 4).streams
+    assert plan(2, 7000, 7, 4).ahead
     got = gradients(read(attn.attn_res), *inputs)
     assert close(got, gradients(read(attn_reference.attn_res), *inputs), 5e-6)
 

@@ -20,25 +20,6 @@ def pick(pointers, strides, n, token):
 
 
 @triton.jit
-def ask(at, other_at, D: tl.constexpr, BD: tl.constexpr):
-    """Has two rows brought into the L2 cache, line by line, and waits for nothing: two, since every
-    thread of a program asks, and lines are few. For NVIDIA's GPUs only."""
-    LINE: tl.constexpr = 1024 // at.dtype.element_ty.primitive_bitwidth
-    LINES: tl.constexpr = max(1, BD // LINE)
-    line_ = tl.arange(0, 2 * LINES)
-    row_at = tl.where(line_ < LINES, at, other_at)
-    line_at = (row_at + tl.minimum(line_ % LINES * LINE, D - 1)).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-        "=r,l",
-        [line_at],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def _add_pairs(a0, a1, b0, b1):
     return a0 + b0, a1 + b1
 

@@ -9,8 +9,8 @@ runs the gradient D of the outgoing state from the last chunk to the first:
     dx  = attn^T do + k_out D,      dv = solve^T dx
     D  <- keep D + q_in^T do + w^T dx
 
-What enters sums of few terms, solve, x and dx, is kept in two numbers of the inputs' dtype, the rounded
-one and the rest: their rounding would be half of the error of every gradient.
+x and dx are kept in two numbers of the inputs' dtype, the rounded one and the rest: their rounding
+would be half of the error of every gradient.
 
 `triton_gradients` turns S, D, x and dv into the other gradients, every chunk by itself.
 """
@@ -54,11 +54,7 @@ def backward(
     heads, k, v = x.sizes
     m, n, q = table.num_chunks, table.num_sequences, x.q_THK
     wide = {"dtype": torch.float32}
-    factors = Factors(
-        q.new_empty(3, m, heads, CHUNK, k),
-        q.new_empty(m, heads, k, **wide),
-        q.new_empty(m, heads, CHUNK, CHUNK),
-    )
+    factors = Factors(q.new_empty(3, m, heads, CHUNK, k), q.new_empty(m, heads, k, **wide))
     tiles = prepare(x, table, factors)
     columns = value_block(n * heads, v, block)
     grid = (n * heads * (v // columns.size),)
@@ -68,8 +64,8 @@ def backward(
     dv_THV = torch.empty_like(x.v_THV, memory_format=torch.contiguous_format)
     d_before = q.new_empty(n, heads, k, v, **wide)
     _states[grid](
-        *(tiles.w_MHCK, tiles.k_out_MHCK, tiles.solve_MHCC, factors.solve_rest_MHCC),
-        *(tiles.keep_MHK, x.v_THV),
+        *(tiles.w_MHCK, tiles.k_out_MHCK, tiles.solve_MHCC, tiles.rest_MHC, tiles.keep_MHK),
+        x.v_THV,
         *table.of_pieces,
         d_before if state_NHKV is None else state_NHKV,
         *(S_MHVK, x_2MHVC),
@@ -78,7 +74,7 @@ def backward(
         **settings,
     )
     _reverse[grid](
-        *(*tiles, factors.solve_rest_MHCC, do_THV, *table.of_pieces),
+        *(*tiles, do_THV, *table.of_pieces),
         d_before if d_after_NHKV is None else d_after_NHKV,
         *(d_before, D_MHVK, dv_THV),
         HAS_GRADIENT=d_after_NHKV is not None,
@@ -94,7 +90,7 @@ def _states(
     w_p,
     k_out_p,
     solve_p,
-    solve_rest_p,
+    rest_p,
     keep_p,
     v_p,
     start_p,
@@ -130,17 +126,15 @@ def _states(
             token_C = start + i * C + t_C
             v_at = token_C[:, None] * v_stride + (h * V + v_)[None, :]
             v_CV = tl.load(v_p + v_at, mask=(token_C < end)[:, None], other=0.0).to(DTYPE)
-            solve_at = tile * C + row_C[:, None] + row_C[None, :] * C
-            solve_CC = tl.load(solve_p + solve_at)
-            solve_rest_CC = tl.load(solve_rest_p + solve_at)
+            solve_CC = tl.load(solve_p + tile * C + row_C[:, None] + row_C[None, :] * C)
             w_KC = tl.load(w_p + tile * K + (k_[:, None] + row_C[None, :] * K))
             k_out_CK = tl.load(k_out_p + tile * K + (row_C[:, None] * K + k_[None, :]))
             keep_K = tl.load(keep_p + ((first + i) * H + h) * K + k_)
             S = S_VK.to(DTYPE)
             at_VK = ((first + i) * H + h) * K * V + (v_[:, None] * K + k_[None, :])
             tl.store(S_p + at_VK, S)
-            x_VC = tl.dot(tl.trans(v_CV), solve_CC, input_precision=PRECISION)
-            x_VC = tl.dot(tl.trans(v_CV), solve_rest_CC, x_VC, input_precision=PRECISION)
+            x_VC = tl.trans(v_CV).to(tl.float32) * tl.load(rest_p + tile + row_C)[None, :]
+            x_VC = tl.dot(tl.trans(v_CV), solve_CC, x_VC, input_precision=PRECISION)
             x_VC = tl.dot(S, w_KC, x_VC, input_precision=PRECISION)
             x = x_VC.to(DTYPE)
             x_at = x_p + tile * V + (v_[:, None] * C + row_C[None, :])
@@ -156,8 +150,8 @@ def _reverse(
     k_out_p,
     attn_p,
     solve_p,
+    rest_p,
     keep_p,
-    solve_rest_p,
     do_p,
     start_p,
     chunk_p,
@@ -199,7 +193,6 @@ def _reverse(
             v_at = token_C[None, :] * (H * V) + (h * V + v_)[:, None]
             do_VC = tl.load(do_p + v_at, mask=here_1C, other=0.0).to(DTYPE)
             attn_CC, solve_CC = tl.load(attn_p + at_CC), tl.load(solve_p + at_CC)
-            solve_rest_CC = tl.load(solve_rest_p + at_CC)
             q_in_CK, w_CK = tl.load(q_in_p + at_CK), tl.load(w_p + at_CK)
             k_out_KC = tl.load(k_out_p + tile * K + (k_[:, None] + row_C[None, :] * K))
             keep_K = tl.load(keep_p + ((first + i) * H + h) * K + k_)
@@ -212,8 +205,8 @@ def _reverse(
             dx = dx_VC.to(DTYPE)
             D_VK = tl.dot(do_VC, q_in_CK, D_VK * keep_K[None, :], input_precision=PRECISION)
             D_VK = tl.dot(dx, w_CK, D_VK, input_precision=PRECISION)
-            dv_VC = tl.dot(rest_of(dx_VC, dx), solve_CC, input_precision=PRECISION)
-            dv_VC = tl.dot(dx, solve_rest_CC, dv_VC, input_precision=PRECISION)
+            dv_VC = dx_VC * tl.load(rest_p + tile + row_C)[None, :]
+            dv_VC = tl.dot(rest_of(dx_VC, dx), solve_CC, dv_VC, input_precision=PRECISION)
             dv_VC = tl.dot(dx, solve_CC, dv_VC, input_precision=PRECISION)
             tl.store(
                 tl.trans(dv_p + v_at),

@@ -31,7 +31,6 @@ from perilune.kernels.kda.triton_chunk import (
     fits,
     inverse,
     norm_of,
-    rest_of,
     rows_of,
     scores,
     token_order,
@@ -63,6 +62,9 @@ class Tiles(NamedTuple):
     attn_MHCC: Tensor
     solve_MHCC: Tensor
     """(I + L)^-1 beta with L = beta * scores of k, strictly lower triangular."""
+    rest_MHC: Tensor
+    """What rounding took from the diagonal of `solve`, from beta: half of the error of sums in
+    which a token's own value is most."""
     keep_MHK: Tensor
 
 
@@ -73,8 +75,6 @@ class Factors(NamedTuple):
     """k down, k up and q up: about half of the chunk's decay; 0 where these leave the range."""
     scale_MHK: Tensor
     """The decay over half of the chunk; 1 where the factors are 0."""
-    solve_rest_MHCC: Tensor
-    """What rounding took from `Tiles.solve_MHCC`."""
 
 
 def meta(x: KDAInputs) -> dict[str, object]:
@@ -105,13 +105,13 @@ def prepare(x: KDAInputs, table: ChunkTable, factors: Factors | None = None) -> 
     tiles = Tiles(
         *(q.new_empty(m, heads, CHUNK, k) for _ in range(3)),
         *(q.new_empty(m, heads, CHUNK, CHUNK) for _ in range(2)),
-        q.new_empty(m, heads, k, dtype=torch.float32),
+        *(q.new_empty(m, heads, n, dtype=torch.float32) for n in (CHUNK, k)),
     )
     _prepare[(m * heads,)](
         *(x.q_THK, x.k_THK, x.z_THK, x.b_TH, x.A_log_H, x.dt_bias_HK),
         *table.of_chunks,
         *tiles,
-        *(tiles[:3] if factors is None else factors),
+        *(tiles[:2] if factors is None else factors),
         *(tensor.stride(0) for tensor in (x.q_THK, x.k_THK, x.z_THK, x.b_TH)),
         m * heads,
         0.0 if x.lower_bound is None else x.lower_bound,
@@ -192,10 +192,10 @@ def _prepare(
     k_out_p,
     attn_p,
     solve_p,
+    rest_p,
     keep_p,
     factors_p,
     scale_p,
-    solve_rest_p,
     q_stride,
     k_stride,
     z_stride,
@@ -278,11 +278,9 @@ def _prepare(
     beta_C = sigmoid(b_C, PTX)
     below_CC = valid_CC & (t_C[:, None] > t_C[None, :])
     X_CC = inverse(tl.where(below_CC, pairs_CC * beta_C[:, None], 0.0), t_C, DTYPE, PRECISION)
-    X_CC *= beta_C[None, :]
-    solve = X_CC.to(DTYPE)
+    solve = (X_CC * beta_C[None, :]).to(DTYPE)
     tl.store(solve_p + at_CC, solve)
-    if KEPT:
-        tl.store(solve_rest_p + at_CC, rest_of(X_CC, solve))
+    tl.store(rest_p + tile + row_C, beta_C - beta_C.to(DTYPE).to(tl.float32))
     if BOUNDED and not SEGMENTED:
         w_CK = tl.dot(solve, k_up, input_precision=PRECISION) * -exp2(half_K, PTX)[None, :]
     else:
@@ -309,6 +307,7 @@ def _chain(
     k_out_p,
     attn_p,
     solve_p,
+    rest_p,
     keep_p,
     v_p,
     start_p,
@@ -354,7 +353,8 @@ def _chain(
             keep_K = tl.load(keep_p + ((first + i) * H + h) * K + k_)
 
             S = S_VK.to(DTYPE)
-            x_VC = tl.dot(tl.trans(v_CV), solve_CC, input_precision=PRECISION)
+            x_VC = tl.trans(v_CV).to(tl.float32) * tl.load(rest_p + tile + row_C)[None, :]
+            x_VC = tl.dot(tl.trans(v_CV), solve_CC, x_VC, input_precision=PRECISION)
             x_VC = tl.dot(S, w_KC, x_VC, input_precision=PRECISION).to(DTYPE)
             o_VC = tl.dot(S, q_in_KC, input_precision=PRECISION)
             o_VC = tl.dot(x_VC, attn_CC, o_VC, input_precision=PRECISION)

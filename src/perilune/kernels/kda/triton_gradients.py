@@ -87,7 +87,7 @@ def gradients(
         for t in (q, x.k_THK, x.z_THK, x.b_TH)
     )
     _products[(m * heads,)](
-        *(x.b_TH, *table.of_chunks, *chunks, *factors[:2], do_THV, dv_THV),
+        *(x.b_TH, *table.of_chunks, *chunks, *factors, do_THV, dv_THV),
         *(db, *products),
         *(x.b_TH.stride(0), m * heads),
         **meta(x),

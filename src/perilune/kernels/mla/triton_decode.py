@@ -53,7 +53,8 @@ def attend(
     narrow_slots = (plan.teams + n) * plan.narrow_members * plan.narrow_rows
     partial = q_NQHC.new_empty((wide_slots + narrow_slots) * c, **fp32)
     lse = q_NQHC.new_empty(wide_slots + narrow_slots, **fp32)
-    begin = q_NQHC.new_empty(n + 1, dtype=torch.int32)
+    # Tiles before each sequence; behind them, how far the teams' programs of each kind are.
+    begin = q_NQHC.new_empty(n + 1 + 2 * plan.teams, dtype=torch.int32)
     o_NQHC = q_NQHC.new_empty(n, q, h, c)
     parts = (descriptors, begin, partial, lse)
     launch_wide, launch_narrow = launches or launches_of(rows, tma)
@@ -71,7 +72,7 @@ def attend(
             launch_narrow(q_NQHC, rows, parts, scale, plan, wide_slots)
     many = n * q * h >= MANY_ROWS
     channels = triton.next_power_of_2(c) if many else min(FEW_CHANNELS, triton.next_power_of_2(c))
-    most = plan.teams * max(plan.wide_members, plan.narrow_members)
+    most = plan.teams * plan.most_members
     merge[(n * q * h * triton.cdiv(c, channels),)](
         partial,
         lse,

@@ -43,6 +43,10 @@ class Plan(NamedTuple):
         return triton.cdiv(self.wide_rows, self.wide_block)
 
     @property
+    def most_members(self) -> int:
+        return max(self.wide_members, self.narrow_members)
+
+    @property
     def wide_programs(self) -> int:
         return self.teams * self.wide_members * self.wide_tiles
 

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from perilune.kernels.common.triton_math import LOG2_E
+from perilune.kernels.mla import triton_decode_roles
 from perilune.kernels.mla.triton_decode_plan import Plan
 from perilune.kernels.mla.triton_decode_roles import (
     BLOCK,
@@ -41,10 +42,15 @@ RING = gl.constexpr(22)
 
 @gluon.jit
 def _score(
-    table_p, lse_p, shared, barriers, share, table_stride, scale,
-    FIRST_ROW: gl.constexpr, ROWS: gl.constexpr, BS: gl.constexpr, Q: gl.constexpr,
-    H: gl.constexpr, PAGE: gl.constexpr,
-):  # fmt: skip
+    operands,
+    FIRST_ROW: gl.constexpr,
+    ROWS: gl.constexpr,
+    BS: gl.constexpr,
+    Q: gl.constexpr,
+    H: gl.constexpr,
+    PAGE: gl.constexpr,
+):
+    table_p, lse_p, shared, barriers, share, table_stride, scale = operands
     q_s, c_s, p_s, faded_s, inverse_s = shared
     full, empty, q_full, q_empty, p_full, p_empty, scored, finished, settled = barriers
     length_p, at, last, n, begin, capacity, team, member, members, row = share
@@ -172,12 +178,12 @@ def _mix(
         n += 1
 
 
-@gluon.jit(do_not_specialize=["sequences", "capacity", "teams", "members"])
+@gluon.jit(do_not_specialize=["sequences", "capacity", "teams", "members", "ahead"])
 def attend_narrow(
     q_d, c_d, table_p, length_p, begin_p, partial_p, lse_p,
-    sequences, capacity, teams, members, query_rows, page_rows, table_stride, scale,
+    sequences, capacity, teams, members, query_rows, page_rows, table_stride, scale, ahead,
     FIRST_ROW: gl.constexpr, ROWS: gl.constexpr, BS: gl.constexpr, Q: gl.constexpr,
-    H: gl.constexpr, PAGE: gl.constexpr, WRITES_BEGINS: gl.constexpr,
+    H: gl.constexpr, PAGE: gl.constexpr, WRITES_BEGINS: gl.constexpr, PACED: gl.constexpr,
 ):  # fmt: skip
     member = gl.program_id(0) % members
     team = gl.program_id(0) // members
@@ -197,29 +203,16 @@ def attend_narrow(
     bars = barriers_of(RING)
     share = (length_p, at, last, n, begin, capacity, team, member, members, 0)
     rows = (query_rows, page_rows, table_stride)
+    pace_p = begin_p + sequences + 1 + team
+    pace = (pace_p + teams, pace_p, ahead)
+    scored = (table_p, lse_p, shared, bars, share, table_stride, scale)
+    fetched = (q_d, c_d, table_p, shared, bars, share, rows, pace)
     gl.warp_specialize(
         [
             (_mix, (partial_p, shared, bars, share, ROWS, BS, 0)),
             (_mix, (partial_p, shared, bars, share, ROWS, BS, 1)),
-            (
-                _score,
-                (
-                    table_p,
-                    lse_p,
-                    shared,
-                    bars,
-                    share,
-                    table_stride,
-                    scale,
-                    FIRST_ROW,
-                    ROWS,
-                    BS,
-                    Q,
-                    H,
-                    PAGE,
-                ),
-            ),
-            (fetch, (q_d, c_d, table_p, shared, bars, share, rows, FIRST_ROW, BS, RING, PAGE)),
+            (_score, (scored, FIRST_ROW, ROWS, BS, Q, H, PAGE)),
+            (fetch, (fetched, FIRST_ROW, BS, RING, PAGE, PACED)),
         ],
         [4, 4, 1],
         [144, 200, 24],
@@ -251,6 +244,7 @@ def launch_narrow(
         pool.shape[1],
         rows.table_NW.stride(0),
         scale * LOG2_E.value,
+        plan.most_members * triton_decode_roles.AHEAD,
         FIRST_ROW=plan.wide_rows,
         ROWS=plan.narrow_rows,
         BS=plan.narrow_block,
@@ -258,5 +252,6 @@ def launch_narrow(
         H=h,
         PAGE=rows.page,
         WRITES_BEGINS=plan.wide_rows == 0,
+        PACED=plan.wide_rows > 0 and triton_decode_roles.AHEAD > 0,
         num_warps=4,
     )

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from perilune.kernels.common.triton_math import LOG2_E
+from perilune.kernels.mla import triton_decode_roles
 from perilune.kernels.mla.triton_decode_plan import Plan
 from perilune.kernels.mla.triton_decode_roles import (
     BLOCK,
@@ -39,10 +40,8 @@ RING = gl.constexpr(18)
 
 
 @gluon.jit
-def _score(
-    table_p, lse_p, shared, barriers, share, table_stride, scale,
-    ROWS: gl.constexpr, Q: gl.constexpr, H: gl.constexpr, PAGE: gl.constexpr,
-):  # fmt: skip
+def _score(operands, ROWS: gl.constexpr, Q: gl.constexpr, H: gl.constexpr, PAGE: gl.constexpr):
+    table_p, lse_p, shared, barriers, share, table_stride, scale = operands
     q_s, c_s, p_s, faded_s, inverse_s = shared
     full, empty, q_full, q_empty, p_full, p_empty, scored, finished, settled = barriers
     length_p, at, last, n, begin, capacity, team, member, members, row = share
@@ -166,11 +165,12 @@ def _mix(partial_p, shared, barriers, share, ROWS: gl.constexpr, HALF: gl.conste
         n += 1
 
 
-@gluon.jit(do_not_specialize=["sequences", "capacity", "teams", "members"])
+@gluon.jit(do_not_specialize=["sequences", "capacity", "teams", "members", "ahead"])
 def attend_wide(
     q_d, c_d, table_p, length_p, begin_p, partial_p, lse_p,
-    sequences, capacity, teams, members, query_rows, page_rows, table_stride, scale,
+    sequences, capacity, teams, members, query_rows, page_rows, table_stride, scale, ahead,
     ROWS: gl.constexpr, Q: gl.constexpr, H: gl.constexpr, PAGE: gl.constexpr,
+    PACED: gl.constexpr,
 ):  # fmt: skip
     TILES: gl.constexpr = (ROWS + BLOCK - 1) // BLOCK
     row = gl.program_id(0) % TILES * BLOCK
@@ -188,14 +188,17 @@ def attend_wide(
     )
     bars = barriers_of(RING)
     share = (length_p, at, last, n, begin, capacity, team, member, members, row)
-    scores = (table_p, lse_p, shared, bars, share, table_stride, scale, ROWS, Q, H, PAGE)
+    scored = (table_p, lse_p, shared, bars, share, table_stride, scale)
     rows = (query_rows, page_rows, table_stride)
+    pace_p = begin_p + sequences + 1 + team
+    pace = (pace_p, pace_p + teams, ahead)
+    fetched = (q_d, c_d, table_p, shared, bars, share, rows, pace)
     gl.warp_specialize(
         [
             (_mix, (partial_p, shared, bars, share, ROWS, 0)),
             (_mix, (partial_p, shared, bars, share, ROWS, 1)),
-            (_score, scores),
-            (fetch, (q_d, c_d, table_p, shared, bars, share, rows, 0, BLOCK, RING, PAGE)),
+            (_score, (scored, ROWS, Q, H, PAGE)),
+            (fetch, (fetched, 0, BLOCK, RING, PAGE, PACED)),
         ],
         [4, 4, 1],
         [176, 136, 24],
@@ -224,9 +227,11 @@ def launch_wide(q_NQHC: Tensor, rows: Any, parts: Any, scale: float, plan: Plan)
         pool.shape[1],
         rows.table_NW.stride(0),
         scale * LOG2_E.value,
+        plan.most_members * triton_decode_roles.AHEAD,
         ROWS=plan.wide_rows,
         Q=q,
         H=h,
         PAGE=rows.page,
+        PACED=plan.narrow_rows > 0 and triton_decode_roles.AHEAD > 0,
         num_warps=4,
     )

@@ -167,7 +167,8 @@ class OnGPU(NamedTuple):
         (Packing.of((4096, 4096)), None, True),
         (Packing.of((8192,)), Packing.of((65536,)), False),
         (Packing.of((4096, 4100)), None, False),
-        (Packing.of((1024,) * 8), None, False),
+        (Packing.of((1024,) * 8), None, True),
+        (Packing.of((1023,) * 8), None, False),
         (Packing.rows(torch.zeros(1, 8192)), None, False),
     ],
 )

@@ -14,8 +14,8 @@ from perilune.kernels.mla.reference import with_shared
 from perilune.kernels.mla.triton_join import Join
 
 cudnn_attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-MIN_TOKENS: int | None = 4096
-MIN_TRAINED_TOKENS: int | None = 4096
+MIN_TOKENS: int | None = 1024
+MIN_TRAINED_TOKENS: int | None = 1024
 """Of a sequence, for calls that need no gradient and for those that do; None: Triton's in any case.
 cuDNN builds a plan for every new shape, which short calls would not repay."""
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perilune.kernels.common.cases import normal
-from perilune.kernels.mla import oracle
+from perilune.kernels.mla import oracle, triton_decode
 from perilune.kernels.mla.paged import paged, rounded
-from perilune.kernels.mla.triton_decode import attend
+from perilune.kernels.mla.triton_decode import attend, launches_of
 from perilune.kernels.mla.triton_decode_plan import MAX_NARROW, plan_of
 from perilune.kernels.mla.triton_decode_rows import Rows
 from perilune.kernels.testing import relative_error
@@ -104,6 +104,21 @@ def test_no_two_parts_share_a_number(tiles, teams, members):
         begin += count
     assert len(set(taken)) == len(taken)
     assert all(0 <= part < (teams + len(tiles)) * members for part in taken)
+
+
+def test_roles_take_whole_rows_of_k3_alone(monkeypatch):
+    def launches(pool_PSC, *, tma=True):
+        table, length = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+        rows = Rows(pool_PSC[..., :512], pool_PSC[..., 512:], None, table, length)
+        return {launch.__module__.rpartition(".")[2] for launch in launches_of(rows, tma)}
+
+    pool_PSC = torch.zeros(1, 64, 576, dtype=torch.bfloat16)
+    assert launches(pool_PSC) == {"triton_decode_programs"}
+    monkeypatch.setattr(triton_decode, "PREFERS_ROLES", True)
+    assert launches(pool_PSC) == {"triton_decode_roles_wide", "triton_decode_roles_narrow"}
+    assert launches(pool_PSC, tma=False) == {"triton_decode_programs"}
+    assert launches(pool_PSC.float()) == {"triton_decode_programs"}
+    assert launches(pool_PSC[..., :560]) == {"triton_decode_programs"}
 
 
 def test_96_heads_are_not_padded():

@@ -141,7 +141,10 @@ DECODE = OpSpec(
         "many_queries": lambda g, d: _plain(_decode_inputs(g, d, (2, 9), queries=8)),
         "padded": _padded,
         "many_heads": lambda g, d: _plain(
-            _decode_inputs(g, d, (50, 20), heads=20, rank=6, shared=3)
+            _decode_inputs(g, d, (30, 20), heads=70, rank=6, shared=3)
+        ),
+        "k3_heads": lambda g, d: _plain(
+            _decode_inputs(g, d, (70,), heads=96, rank=32, shared=16, page=64)
         ),
         "rising_scores": _rising,
         "rounded": _rounded,

@@ -11,7 +11,7 @@ from perilune.kernels.mla.paged import paged
 from perilune.kernels.registry import Inputs
 from perilune.kernels.traits import Traits
 
-HEADS, MANY_HEADS = 3, 70
+HEADS, MANY_HEADS, K3_WIDTH = 3, 70, 576
 
 
 def _make(
@@ -40,9 +40,9 @@ def _make_cache(
     first = int(torch.randint(len(contexts), (), generator=generator))
     chosen = [contexts[(first + i) % len(contexts)] for i in range(n)]
     rows_RC = normal(generator, dtype, sum(chosen), width).detach()
-    queries, heads = 2 - n % 2, MANY_HEADS if width % 64 else HEADS
+    queries, heads = 2 - n % 2, MANY_HEADS if width == K3_WIDTH else HEADS
     return {
-        "q_NQHC": normal(generator, dtype, n, queries, heads if full else HEADS, width).detach(),
+        "q_NQHC": normal(generator, dtype, n, queries, heads, width).detach(),
         **paged(generator, rows_RC, chosen, page, pages),
         "kv_lora_rank": width * 8 // 9,
         "scale": width**-0.5,
@@ -65,7 +65,7 @@ DECODE = Traits(
     make=_make_cache,
     tokens={"q_NQHC": 0, "table_NW": 0, "length_N": 0},
     widths=(12,),
-    full_widths=(576, 560),
+    full_widths=(K3_WIDTH, 560),
     scaled=("q_NQHC",),
     serves={"cpu": _cpu_serves},
     batch_invariant={"reference": 256, "cpu": 256},

@@ -17,6 +17,7 @@ from perilune.kernels.mla.triton_decode_tile import LOWEST
         "teams",
         "narrow_partial_from",
         "narrow_lse_from",
+        "sequences",
         "wide_members",
         "narrow_members",
     ]

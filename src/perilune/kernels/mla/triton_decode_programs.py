@@ -66,7 +66,7 @@ def launch_narrow(
 
 def _operands(q_NQHC: Tensor, rows: Rows, parts: Any, scale: float, plan: Plan) -> tuple[Any, ...]:
     descriptors, begin, partial, lse = parts
-    rate_PS = lse[None] if rows.rate_PS is None else rows.rate_PS
+    rate_PS = lse if rows.rate_PS is None else rows.rate_PS
     return (
         q_NQHC,
         rows.c_PSC,
@@ -84,7 +84,7 @@ def _operands(q_NQHC: Tensor, rows: Rows, parts: Any, scale: float, plan: Plan) 
         *q_NQHC.stride()[:3],
         rows.c_PSC.stride(0),
         rows.r_PSR.stride(0),
-        *rate_PS.stride()[:2],
+        *((0, 1) if rows.rate_PS is None else rate_PS.stride()),
         rows.table_NW.stride(0),
         scale * LOG2_E.value,
     )
@@ -109,7 +109,15 @@ def _sizes(q_NQHC: Tensor, rows: Rows, descriptors: Any) -> dict[str, Any]:
 
 
 @triton.jit(
-    do_not_specialize=["sequences", "capacity", "teams", "partial_from", "lse_from", "members"]
+    do_not_specialize=[
+        "sequences",
+        "capacity",
+        "teams",
+        "partial_from",
+        "lse_from",
+        "members",
+        "table_stride",
+    ]
 )
 def _attend(
     q_p,

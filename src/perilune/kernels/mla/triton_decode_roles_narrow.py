@@ -178,7 +178,7 @@ def _mix(
         n += 1
 
 
-@gluon.jit(do_not_specialize=["sequences", "capacity", "teams", "members", "ahead"])
+@gluon.jit(do_not_specialize=["sequences", "capacity", "teams", "members", "ahead", "table_stride"])
 def attend_narrow(
     q_d, c_d, table_p, length_p, begin_p, partial_p, lse_p,
     sequences, capacity, teams, members, query_rows, page_rows, table_stride, scale, ahead,

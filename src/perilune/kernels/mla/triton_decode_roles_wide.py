@@ -165,7 +165,7 @@ def _mix(partial_p, shared, barriers, share, ROWS: gl.constexpr, HALF: gl.conste
         n += 1
 
 
-@gluon.jit(do_not_specialize=["sequences", "capacity", "teams", "members", "ahead"])
+@gluon.jit(do_not_specialize=["sequences", "capacity", "teams", "members", "ahead", "table_stride"])
 def attend_wide(
     q_d, c_d, table_p, length_p, begin_p, partial_p, lse_p,
     sequences, capacity, teams, members, query_rows, page_rows, table_stride, scale, ahead,

@@ -71,7 +71,7 @@ FAULTS = {
     "no token reads itself": Fault(
         FORWARD, "valid_CC = t_C[:, None] >= t_C[None, :]", "valid_CC = t_C[:, None] > t_C[None, :]"
     ),
-    "beta forgotten": Fault(FORWARD, "(X_CC * beta_C[None, :]).to(DTYPE)", "X_CC.to(DTYPE)"),
+    "beta forgotten": Fault(FORWARD, "X_CC * beta_C[None, :] * over", "X_CC * over"),
     "no score across documents masked": Fault(
         FORWARD, "valid_CC & (document_C[:, None] == document_C[None, :])", "valid_CC", "documents"
     ),
@@ -90,8 +90,8 @@ FAULTS = {
     "what is written counts twice": Fault(
         GRADIENTS, "tl.load(x_at + tiles * V)", "tl.load(x_at + 0 * tiles)"
     ),
-    "beta counts twice": Fault(
-        FORWARD, "beta_C - beta_C.to(DTYPE).to(tl.float32)", "beta_C.to(DTYPE).to(tl.float32)"
+    "what is written stays divided": Fault(
+        CHUNK, "by_C = tl.where(some_C, beta_C * rec", "by_C = tl.where(some_C, rec"
     ),
     "beta's slope mirrored": Fault(GRADIENTS, "tl.minimum(-b_C, 80.0)", "tl.minimum(b_C, 80.0)"),
     "reading pushes the wrong way": Fault(GRADIENTS, "* -scale_K[:, None]", "* scale_K[:, None]"),

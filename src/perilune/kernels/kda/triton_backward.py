@@ -9,8 +9,9 @@ runs the gradient D of the outgoing state from the last chunk to the first:
     dx  = attn^T do + k_out D,      dv = solve^T dx
     D  <- keep D + q_in^T do + w^T dx
 
-x and dx are kept in two numbers of the inputs' dtype, the rounded one and the rest: their rounding
-would be half of the error of every gradient.
+x, dx and dv are kept in two numbers of the inputs' dtype, the rounded one and the rest: their
+rounding would be half of the error of the gradients. x is divided by beta over the rounded beta, as
+in the forward pass, and dx multiplied.
 
 `triton_gradients` turns S, D, x and dv into the other gradients, every chunk by itself.
 """
@@ -54,7 +55,10 @@ def backward(
     heads, k, v = x.sizes
     m, n, q = table.num_chunks, table.num_sequences, x.q_THK
     wide = {"dtype": torch.float32}
-    factors = Factors(q.new_empty(3, m, heads, CHUNK, k), q.new_empty(m, heads, k, **wide))
+    factors = Factors(
+        q.new_empty(3, m, heads, CHUNK, k),
+        *(q.new_empty(m, heads, size, **wide) for size in (k, CHUNK)),
+    )
     tiles = prepare(x, table, factors)
     columns = value_block(n * heads, v, block)
     grid = (n * heads * (v // columns.size),)
@@ -62,10 +66,10 @@ def backward(
     S_MHVK, D_MHVK = (q.new_empty(m, heads, v, k) for _ in range(2))
     x_2MHVC = q.new_empty(2, m, heads, v, CHUNK)
     dv_THV = torch.empty_like(x.v_THV, memory_format=torch.contiguous_format)
+    dv_rest_MHVC = q.new_empty(m, heads, v, CHUNK)
     d_before = q.new_empty(n, heads, k, v, **wide)
     _states[grid](
-        *(tiles.w_MHCK, tiles.k_out_MHCK, tiles.solve_MHCC, tiles.rest_MHC, tiles.keep_MHK),
-        x.v_THV,
+        *(tiles.w_MHCK, tiles.k_out_MHCK, tiles.solve_MHCC, tiles.keep_MHK, x.v_THV),
         *table.of_pieces,
         d_before if state_NHKV is None else state_NHKV,
         *(S_MHVK, x_2MHVC),
@@ -76,11 +80,11 @@ def backward(
     _reverse[grid](
         *(*tiles, do_THV, *table.of_pieces),
         d_before if d_after_NHKV is None else d_after_NHKV,
-        *(d_before, D_MHVK, dv_THV),
+        *(d_before, D_MHVK, dv_THV, dv_rest_MHVC),
         HAS_GRADIENT=d_after_NHKV is not None,
         **settings,
     )
-    chunks = Chunks(S_MHVK, D_MHVK, x_2MHVC, tiles.keep_MHK)
+    chunks = Chunks(S_MHVK, D_MHVK, x_2MHVC, dv_rest_MHVC, tiles.keep_MHK)
     q, k, z, b, A_log, dt_bias = gradients(x, table, chunks, factors, do_THV, dv_THV)
     return KDAGradients(q, k, dv_THV, z, b, A_log, dt_bias, d_before)
 
@@ -90,7 +94,6 @@ def _states(
     w_p,
     k_out_p,
     solve_p,
-    rest_p,
     keep_p,
     v_p,
     start_p,
@@ -133,8 +136,7 @@ def _states(
             S = S_VK.to(DTYPE)
             at_VK = ((first + i) * H + h) * K * V + (v_[:, None] * K + k_[None, :])
             tl.store(S_p + at_VK, S)
-            x_VC = tl.trans(v_CV).to(tl.float32) * tl.load(rest_p + tile + row_C)[None, :]
-            x_VC = tl.dot(tl.trans(v_CV), solve_CC, x_VC, input_precision=PRECISION)
+            x_VC = tl.dot(tl.trans(v_CV), solve_CC, input_precision=PRECISION)
             x_VC = tl.dot(S, w_KC, x_VC, input_precision=PRECISION)
             x = x_VC.to(DTYPE)
             x_at = x_p + tile * V + (v_[:, None] * C + row_C[None, :])
@@ -150,7 +152,6 @@ def _reverse(
     k_out_p,
     attn_p,
     solve_p,
-    rest_p,
     keep_p,
     do_p,
     start_p,
@@ -160,6 +161,7 @@ def _reverse(
     d_before_p,
     D_p,
     dv_p,
+    dv_rest_p,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -205,12 +207,10 @@ def _reverse(
             dx = dx_VC.to(DTYPE)
             D_VK = tl.dot(do_VC, q_in_CK, D_VK * keep_K[None, :], input_precision=PRECISION)
             D_VK = tl.dot(dx, w_CK, D_VK, input_precision=PRECISION)
-            dv_VC = dx_VC * tl.load(rest_p + tile + row_C)[None, :]
-            dv_VC = tl.dot(rest_of(dx_VC, dx), solve_CC, dv_VC, input_precision=PRECISION)
+            dv_VC = tl.dot(rest_of(dx_VC, dx), solve_CC, input_precision=PRECISION)
             dv_VC = tl.dot(dx, solve_CC, dv_VC, input_precision=PRECISION)
-            tl.store(
-                tl.trans(dv_p + v_at),
-                tl.trans(dv_VC.to(dv_p.dtype.element_ty)),
-                mask=(token_C < end)[:, None],
-            )
+            dv = dv_VC.to(dv_p.dtype.element_ty)
+            tl.store(tl.trans(dv_p + v_at), tl.trans(dv), mask=(token_C < end)[:, None])
+            rest_at = dv_rest_p + tile * V + (v_[:, None] * C + row_C[None, :])
+            tl.store(rest_at, rest_of(dv_VC, dv).to(DTYPE))
     tl.store(d_before_p + state_at, D_VK)

@@ -55,6 +55,16 @@ def rows_of(x_p, stride, start, t_C, here_C, h, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def betas(b_C, DTYPE: tl.constexpr, PTX: tl.constexpr):
+    """beta, beta over what it is rounded to, and the inverse of that: 1 where beta is nothing."""
+    beta_C = sigmoid(b_C, PTX)
+    rounded_C = beta_C.to(DTYPE).to(tl.float32)
+    some_C = rounded_C > 1e-30
+    by_C = tl.where(some_C, beta_C * reciprocal(rounded_C, PTX), 1.0)
+    return beta_C, by_C, tl.where(some_C, rounded_C * reciprocal(beta_C, PTX), 1.0)
+
+
+@triton.jit
 def rest_of(x_CC, rounded_CC):
     """What rounding took from x, in the dtype it was rounded to: together, twice the digits."""
     return (x_CC - rounded_CC.to(tl.float32)).to(rounded_CC.dtype)

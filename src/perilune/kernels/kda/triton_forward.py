@@ -10,6 +10,9 @@ A chunk maps the state S that comes in to its outputs and to the state that goes
     S' <- keep S + k_out^T x
 
 `_prepare` forms the six pieces in one pass over q, k, gates and beta (a program a chunk and head).
+What a token writes is mostly beta times its own value, and beta, the diagonal of `solve`, is
+rounded: x is therefore divided by beta over the rounded one, and `attn` and `k_out` are multiplied
+by it before they are rounded themselves.
 `_chain` does the rest, with the state transposed: it is then the left operand of every product and
 never leaves the registers. Tiles have their rows in the order of `triton_chunk.token_order`.
 """
@@ -23,9 +26,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from perilune.kernels.common.triton_math import dot_precision, exp2, sigmoid, uses_ptx
+from perilune.kernels.common.triton_math import dot_precision, exp2, uses_ptx
 from perilune.kernels.kda.reference import L2_EPS
 from perilune.kernels.kda.triton_chunk import (
+    betas,
     decays,
     documents,
     fits,
@@ -62,9 +66,6 @@ class Tiles(NamedTuple):
     attn_MHCC: Tensor
     solve_MHCC: Tensor
     """(I + L)^-1 beta with L = beta * scores of k, strictly lower triangular."""
-    rest_MHC: Tensor
-    """What rounding took from the diagonal of `solve`, from beta: half of the error of sums in
-    which a token's own value is most."""
     keep_MHK: Tensor
 
 
@@ -75,6 +76,8 @@ class Factors(NamedTuple):
     """k down, k up and q up: about half of the chunk's decay; 0 where these leave the range."""
     scale_MHK: Tensor
     """The decay over half of the chunk; 1 where the factors are 0."""
+    by_MHC: Tensor
+    """beta over what it is rounded to."""
 
 
 def meta(x: KDAInputs) -> dict[str, object]:
@@ -105,13 +108,13 @@ def prepare(x: KDAInputs, table: ChunkTable, factors: Factors | None = None) -> 
     tiles = Tiles(
         *(q.new_empty(m, heads, CHUNK, k) for _ in range(3)),
         *(q.new_empty(m, heads, CHUNK, CHUNK) for _ in range(2)),
-        *(q.new_empty(m, heads, n, dtype=torch.float32) for n in (CHUNK, k)),
+        q.new_empty(m, heads, k, dtype=torch.float32),
     )
     _prepare[(m * heads,)](
         *(x.q_THK, x.k_THK, x.z_THK, x.b_TH, x.A_log_H, x.dt_bias_HK),
         *table.of_chunks,
         *tiles,
-        *(tiles[:2] if factors is None else factors),
+        *(tiles[:3] if factors is None else factors),
         *(tensor.stride(0) for tensor in (x.q_THK, x.k_THK, x.z_THK, x.b_TH)),
         m * heads,
         0.0 if x.lower_bound is None else x.lower_bound,
@@ -192,10 +195,10 @@ def _prepare(
     k_out_p,
     attn_p,
     solve_p,
-    rest_p,
     keep_p,
     factors_p,
     scale_p,
+    by_p,
     q_stride,
     k_stride,
     z_stride,
@@ -238,6 +241,9 @@ def _prepare(
         keep_K *= through
     tl.store(keep_p + tl.program_id(0) * K + k_, keep_K)
 
+    b_C = tl.load(b_p + (start + t_C) * b_stride + h, mask=here_C, other=0.0).to(tl.float32)
+    beta_C, by_C, over_C = betas(b_C, DTYPE, PTX)
+
     # The order of what follows keeps few tiles alive at a time.
     k_CK = rows_of(k_p, k_stride, start, t_C, here_C, h, K).to(tl.float32)
     k_CK *= norm_of(k_CK, L2_EPS)[:, None]
@@ -245,7 +251,7 @@ def _prepare(
     k_out_CK = _shifted(k_down, k_CK, 2.0 * half_K[None, :] - G_CK, half_K, BOUNDED, PTX)
     if SEGMENTED:
         k_out_CK *= kept_C[:, None]
-    tl.store(k_out_p + at_CK, k_out_CK.to(DTYPE))
+    tl.store(k_out_p + at_CK, (k_out_CK * by_C[:, None]).to(DTYPE))
     up_CK = exp2(centred_CK, PTX)
     k_up = (k_CK * up_CK).to(DTYPE)
     k_down_KC = tl.trans(k_down.to(DTYPE))
@@ -266,21 +272,19 @@ def _prepare(
         tl.store(factors_p + 2 * tiles + at_CK, q_up.to(DTYPE) if factored else zero)
         scale_K = exp2(half_K, PTX) if factored else tl.full([K], 1.0, tl.float32)
         tl.store(scale_p + tl.program_id(0) * K + k_, scale_K)
+        tl.store(by_p + tile + row_C, by_C)
     q_in_CK = _shifted(q_up, q_CK, G_CK, half_K, BOUNDED, PTX)
     if SEGMENTED:
         q_in_CK *= carried_C[:, None]
     tl.store(q_in_p + at_CK, q_in_CK.to(DTYPE))
-    attn_CC = tl.where(valid_CC, attn_CC, 0.0)
+    attn_CC = tl.where(valid_CC, attn_CC * by_C[None, :], 0.0)
     at_CC = tile * C + row_C[:, None] * C + row_C[None, :]
     tl.store(attn_p + at_CC, attn_CC.to(DTYPE))
 
-    b_C = tl.load(b_p + (start + t_C) * b_stride + h, mask=here_C, other=0.0).to(tl.float32)
-    beta_C = sigmoid(b_C, PTX)
     below_CC = valid_CC & (t_C[:, None] > t_C[None, :])
     X_CC = inverse(tl.where(below_CC, pairs_CC * beta_C[:, None], 0.0), t_C, DTYPE, PRECISION)
-    solve = (X_CC * beta_C[None, :]).to(DTYPE)
+    solve = (X_CC * beta_C[None, :] * over_C[:, None]).to(DTYPE)
     tl.store(solve_p + at_CC, solve)
-    tl.store(rest_p + tile + row_C, beta_C - beta_C.to(DTYPE).to(tl.float32))
     if BOUNDED and not SEGMENTED:
         w_CK = tl.dot(solve, k_up, input_precision=PRECISION) * -exp2(half_K, PTX)[None, :]
     else:
@@ -307,7 +311,6 @@ def _chain(
     k_out_p,
     attn_p,
     solve_p,
-    rest_p,
     keep_p,
     v_p,
     start_p,
@@ -353,8 +356,7 @@ def _chain(
             keep_K = tl.load(keep_p + ((first + i) * H + h) * K + k_)
 
             S = S_VK.to(DTYPE)
-            x_VC = tl.trans(v_CV).to(tl.float32) * tl.load(rest_p + tile + row_C)[None, :]
-            x_VC = tl.dot(tl.trans(v_CV), solve_CC, x_VC, input_precision=PRECISION)
+            x_VC = tl.dot(tl.trans(v_CV), solve_CC, input_precision=PRECISION)
             x_VC = tl.dot(S, w_KC, x_VC, input_precision=PRECISION).to(DTYPE)
             o_VC = tl.dot(S, q_in_KC, input_precision=PRECISION)
             o_VC = tl.dot(x_VC, attn_CC, o_VC, input_precision=PRECISION)

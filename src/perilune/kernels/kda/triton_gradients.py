@@ -46,7 +46,9 @@ class Chunks(NamedTuple):
     D_MHVK: Tensor
     """The gradient of the outgoing state."""
     x_2MHVC: Tensor
-    """What was written, rounded, and the rest."""
+    """What was written over the rounding of beta: rounded, and the rest."""
+    dv_rest_MHVC: Tensor
+    """What rounding took from the gradient of v."""
     keep_MHK: Tensor
     """The decay over the chunk."""
 
@@ -117,9 +119,11 @@ def _products(
     S_p,
     D_p,
     x_p,
+    dv_rest_p,
     keep_p,
     factors_p,
     scale_p,
+    by_p,
     do_p,
     dv_p,
     db_p,
@@ -162,19 +166,23 @@ def _products(
     do_CV = tl.load(do_p + o_at, mask=here_C[:, None], other=0.0).to(DTYPE)
     d_attn_CC = tl.dot(do_CV, x_VC, input_precision=PRECISION)
     d_attn_CC = tl.dot(do_CV, x_rest_VC, d_attn_CC, input_precision=PRECISION)
-    d_attn = tl.where(valid_CC, d_attn_CC, 0.0).to(DTYPE)
+    b_C = tl.load(b_p + (start + t_C) * b_stride + h, mask=here_C, other=0.0).to(tl.float32)
+    by_C = tl.load(by_p + tile + row_C)
+    d_attn = tl.where(valid_CC, d_attn_CC * by_C[None, :], 0.0).to(DTYPE)
 
     dv_CV = tl.load(dv_p + o_at, mask=here_C[:, None], other=0.0).to(DTYPE)
     dv_VC = tl.trans(dv_CV)
-    b_C = tl.load(b_p + (start + t_C) * b_stride + h, mask=here_C, other=0.0).to(tl.float32)
     # (1 - beta) / beta = e^-b; below b = -80 the product of dv and x is 0 all the same.
     by_b_C = tl.exp(tl.minimum(-b_C, 80.0))
-    whole_CV = tl.trans(x_VC.to(tl.float32) + x_rest_VC.to(tl.float32))
-    db_C = tl.sum(dv_CV.to(tl.float32) * whole_CV, axis=1) * by_b_C
+    whole_VC = x_VC.to(tl.float32) + x_rest_VC.to(tl.float32)
+    whole_VC *= dv_VC.to(tl.float32) + tl.load(
+        dv_rest_p + tile * V + v_[:, None] * C + row_C[None, :]
+    ).to(tl.float32)
+    db_C = tl.sum(whole_VC, axis=0) * by_C * by_b_C
     tl.store(db_p + (start + t_C) * H + h, db_C.to(db_p.dtype.element_ty), mask=here_C)
     d_pairs_CC = tl.dot(dv_CV, x_VC, input_precision=PRECISION)
     below_CC = valid_CC & (t_C[:, None] > t_C[None, :])
-    d_pairs = tl.where(below_CC, -d_pairs_CC, 0.0).to(DTYPE)
+    d_pairs = tl.where(below_CC, d_pairs_CC * -by_C[None, :], 0.0).to(DTYPE)
     if not BOUNDED:
         tl.store(scores_p + at_CC, d_attn)
         tl.store(scores_p + tiles * C + at_CC, d_pairs)
@@ -197,7 +205,7 @@ def _products(
     last_K = tl.sum(S_VK.to(tl.float32) * D_VK.to(tl.float32), axis=0)
     dk_out_KC = tl.dot(tl.trans(D_VK), x_VC, input_precision=PRECISION)
     dk_out_KC = tl.dot(tl.trans(D_VK), x_rest_VC, dk_out_KC, input_precision=PRECISION)
-    dk_out_KC *= scale_K[:, None]
+    dk_out_KC *= scale_K[:, None] * by_C[None, :]
     if SEGMENTED:
         dk_out_KC *= kept_C[None, :]
     # Where a key's decays begin and end cancels later on, if both are of the same rounded number.

@@ -59,8 +59,7 @@ def split_chain(
     after_NHKV = x.q_THK.new_empty(n, heads, k, v, **wide)
     columns = min(BLOCK, k, v)
     _summarise[(p * heads * ((k + v) // columns),)](
-        *(tiles.w_MHCK, tiles.k_out_MHCK, tiles.solve_MHCC, tiles.rest_MHC, tiles.keep_MHK),
-        x.v_THV,
+        *(tiles.w_MHCK, tiles.k_out_MHCK, tiles.solve_MHCC, tiles.keep_MHK, x.v_THV),
         *(table.start_P1, table.chunk_P1, A_PHKK, b_PHVK, x.v_THV.stride(0)),
         **meta(x),
         BLOCK=columns,
@@ -87,7 +86,6 @@ def _summarise(
     w_p,
     k_out_p,
     solve_p,
-    rest_p,
     keep_p,
     v_p,
     start_p,
@@ -125,8 +123,7 @@ def _summarise(
         w_KC = tl.load(w_p + tile * K + (k_[:, None] + row_C[None, :] * K))
         k_out_CK = tl.load(k_out_p + tile * K + (row_C[:, None] * K + k_[None, :]))
         keep_K = tl.load(keep_p + ((first + i) * H + h) * K + k_)
-        x_VC = tl.trans(v_CV).to(tl.float32) * tl.load(rest_p + tile + row_C)[None, :]
-        x_VC = tl.dot(tl.trans(v_CV), solve_CC, x_VC, input_precision=PRECISION)
+        x_VC = tl.dot(tl.trans(v_CV), solve_CC, input_precision=PRECISION)
         x_VC = tl.dot(S_VK.to(DTYPE), w_KC, x_VC, input_precision=PRECISION).to(DTYPE)
         S_VK = tl.dot(x_VC, k_out_CK, S_VK * keep_K[None, :], input_precision=PRECISION)
     if is_A:

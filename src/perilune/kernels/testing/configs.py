@@ -30,5 +30,6 @@ def _config(
     got = subject.run_on(subject.placed(inputs, grad=True), grad=True, op=op)
     inferred = subject.run_on(subject.placed(inputs, grad=False), op=op)
     got |= {f"inference {what}": x for what, x in inferred.items()}
-    want = with_inference(draw.truth(inputs, grad=True))
-    return compare(got, want, subject.tolerance)
+    truth = draw.truth(inputs, grad=True)
+    found = compare(got, with_inference(truth), subject.tolerance)
+    return draw.conditioned(found, inputs, truth, grad=True)

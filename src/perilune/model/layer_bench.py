@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from perilune.kernels.bench.cases import bench
 from perilune.kernels.bench.ceilings import Ceilings
@@ -121,7 +121,7 @@ def random_layer(
     with torch.device("meta"):
         layer = DecoderLayer(config, index)
     if packed:
-        layer.block_sparse_moe.experts = nn.Module()  # nothing is laid out for the wide ones
+        del layer.block_sparse_moe.experts  # nothing is laid out for the wide ones
     layer = layer.to(dtype).to_empty(device=device)
     for name, p in [*layer.named_parameters(), *layer.named_buffers()]:
         if "norm" in name:

@@ -10,26 +10,15 @@ import torch
 from triton_faults import Fault, plant, red
 
 from perilune.kernels.mla import triton as entry
-from perilune.kernels.mla import triton_decode, triton_decode_programs
+from perilune.kernels.mla import triton_decode, triton_decode_plain
 
 ATTEND = (
-    *("q", "c", "r", "c_d", "r_d", "rate", "table", "length", "begin", "partial", "lse"),
+    *("q", "c", "r", "rate", "table", "length", "begin", "partial", "lse"),
     *("sequences", "capacity", "teams", "q_n_stride", "q_q_stride", "q_h_stride"),
     *("c_page_stride", "r_page_stride", "rate_page_stride", "rate_stride", "table_stride"),
-    *("scale", "partial_from", "lse_from", "members"),
+    "scale",
 )
-MERGE = (
-    "partial",
-    "lse",
-    "begin",
-    "o",
-    "sequences",
-    "teams",
-    "narrow_partial",
-    "narrow_lse",
-    "wide_members",
-    "narrow_members",
-)
+MERGE = ("partial", "lse", "begin", "o", "sequences", "teams")
 
 
 class Launch:
@@ -68,7 +57,7 @@ def rows_are_columns(run):
 
 
 def planted(name: str, attr: str, wrong: Callable[[Any], Any], case: str = "") -> Fault:
-    owner = triton_decode if attr == "merge" else triton_decode_programs
+    owner = triton_decode if attr == "merge" else triton_decode_plain
     return Fault(name, "mla_decode", owner, attr, wrong, case)
 
 

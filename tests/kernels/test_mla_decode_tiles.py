@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perilune.kernels.common.cases import normal
-from perilune.kernels.mla import oracle, triton_decode
+from perilune.kernels.mla import oracle, triton_decode, triton_decode_roles
 from perilune.kernels.mla.paged import paged, rounded
-from perilune.kernels.mla.triton_decode import attend, launches_of
-from perilune.kernels.mla.triton_decode_plan import MAX_NARROW, plan_of
+from perilune.kernels.mla.triton_decode import attend, launch_of
+from perilune.kernels.mla.triton_decode_plain import launch as plain_launch
+from perilune.kernels.mla.triton_decode_plan import plan_of
 from perilune.kernels.mla.triton_decode_rows import Rows
 from perilune.kernels.testing import relative_error
 
@@ -27,46 +28,42 @@ def inputs(lengths, queries, heads, page=64, seed=0):
     return {"q_NQHC": q_NQHC, **paged(draw, rows_RC, lengths, page)}
 
 
-def error(x, plan, *, tma):
-    latent_PSC = x["latent_PSC"]
+def error(x, programs):
+    """With the tiles that bf16 takes."""
+    _, queries, heads, _ = x["q_NQHC"].shape
+    plan, latent_PSC = plan_of(queries * heads, torch.bfloat16, programs), x["latent_PSC"]
     shared_PSR = x.get("shared_PSR", latent_PSC[..., RANK:])
     rows = Rows(latent_PSC[..., :RANK], shared_PSR, x.get("rate_PS"), x["table_NW"], x["length_N"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        got = attend(x["q_NQHC"], rows, 0.3, plan, tma)
+        got = attend(x["q_NQHC"], rows, 0.3, plan)
     wide = {n: v.double() if v.is_floating_point() else v for n, v in x.items()}
     return relative_error(got, oracle.mla_decode(**wide, kv_lora_rank=RANK, scale=0.3))
 
 
-def plan(x, programs, **chosen):
-    _, queries, heads, _ = x["q_NQHC"].shape
-    return plan_of(queries * heads, torch.bfloat16, programs, **chosen)
-
-
-@pytest.mark.parametrize("tma", [False, True])
 @pytest.mark.parametrize(
-    ("lengths", "queries", "heads", "page", "members", "programs"),
+    ("lengths", "queries", "heads", "page", "programs"),
     [
-        ((130, 70), 1, 70, 64, (1, 1), 4),
-        ((130, 0, 64, 65), 1, 20, 128, None, 3),
-        ((140, 3), 2, 40, 256, (3, 2), 5),
-        ((65, 64), 3, 26, 64, None, 3),
+        ((130, 70), 1, 70, 64, 4),
+        ((130, 0, 64, 65), 1, 20, 128, 3),
+        ((140, 3), 2, 40, 256, 5),
+        ((65, 64), 3, 26, 64, 3),
+        ((110,), 1, 70, 50, 4),
     ],
 )
-def test_wide_and_narrow_tiles_are_right(lengths, queries, heads, page, members, programs, tma):
-    x = inputs(lengths, queries, heads, page)
-    assert error(x, plan(x, programs, members=members), tma=tma) < 1e-6
+def test_tiles_are_right(lengths, queries, heads, page, programs):
+    assert error(inputs(lengths, queries, heads, page), programs) < 1e-6
 
 
-def test_pages_that_tiles_cross_are_right():
-    x = inputs((110,), 1, 70, page=50)
-    assert error(x, plan(x, 4), tma=False) < 1e-6
+def test_a_hole_in_a_table_is_right():
+    x = inputs((200, 70), 1, 20)
+    x["table_NW"][0, 1] = -1
+    assert error(x, 3) < 1e-6
 
 
-def test_wide_tiles_alone_and_rounded_latents_are_right():
+def test_rounded_latents_are_right():
     x = inputs((100, 30), 1, 70)
-    x |= rounded(x["latent_PSC"], RANK)
-    assert error(x, plan(x, 4, narrow=False), tma=False) < 1e-6
+    assert error(x | rounded(x["latent_PSC"], RANK), 4) < 1e-6
 
 
 def test_latents_in_fp8_are_off_by_their_rounding_alone():
@@ -78,49 +75,74 @@ def test_latents_in_fp8_are_off_by_their_rounding_alone():
     assert 1e-3 < relative_error(got, exact) < 4e-2
 
 
-@given(st.integers(1, 800), st.integers(1, 200), st.booleans())
-def test_a_plan_has_every_row_once_and_fits(rows, programs, narrow):
-    found = plan_of(rows, torch.bfloat16, programs, narrow)
-    assert found.wide_rows + found.narrow_rows == rows
-    assert found.narrow_rows <= min(MAX_NARROW, found.narrow_block)
-    assert found.narrow_rows == 0 or found.wide_rows % found.wide_block == 0
-    least = found.wide_tiles + (found.narrow_rows > 0)
-    if programs >= least:
-        assert found.wide_programs + found.narrow_programs <= programs
+@given(st.integers(1, 800), st.integers(1, 200))
+def test_a_plan_has_every_row_once_and_fits(rows, programs):
+    found = plan_of(rows, torch.bfloat16, programs)
+    tiles = -(-rows // found.block)
+    assert found.programs == found.teams * tiles <= max(programs, tiles)
 
 
-@given(
-    st.lists(st.integers(0, 40), min_size=1, max_size=12),
-    st.integers(1, 9),
-    st.integers(1, 3),
-)
-def test_no_two_parts_share_a_number(tiles, teams, members):
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 9))
+def test_no_two_parts_share_a_number(tiles, teams):
     """What `triton_decode_share` says of its numbers, and the room that `attend` makes."""
     quota, taken, begin = -(-sum(tiles) // teams), [], 0
     for n, count in enumerate(tiles):
         for team in range(teams):
             if max(begin, team * quota) < min(begin + count, (team + 1) * quota):
-                taken += [(team + n) * members + member for member in range(members)]
+                taken.append(team + n)
         begin += count
     assert len(set(taken)) == len(taken)
-    assert all(0 <= part < (teams + len(tiles)) * members for part in taken)
+    assert all(0 <= part < teams + len(tiles) for part in taken)
 
 
-def test_roles_take_whole_rows_of_k3_alone(monkeypatch):
-    def launches(pool_PSC, *, tma=True):
-        table, length = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-        rows = Rows(pool_PSC[..., :512], pool_PSC[..., 512:], None, table, length)
-        return {launch.__module__.rpartition(".")[2] for launch in launches_of(rows, tma)}
-
-    pool_PSC = torch.zeros(1, 64, 576, dtype=torch.bfloat16)
-    assert launches(pool_PSC) == {"triton_decode_programs"}
-    monkeypatch.setattr(triton_decode, "PREFERS_ROLES", True)
-    assert launches(pool_PSC) == {"triton_decode_roles_wide", "triton_decode_roles_narrow"}
-    assert launches(pool_PSC, tma=False) == {"triton_decode_programs"}
-    assert launches(pool_PSC.float()) == {"triton_decode_programs"}
-    assert launches(pool_PSC[..., :560]) == {"triton_decode_programs"}
+def pool(pages=3, page=64, width=576, dtype=torch.bfloat16):
+    return torch.zeros(pages, page, width, dtype=dtype)
 
 
-def test_96_heads_are_not_padded():
-    assert plan_of(96, torch.bfloat16, 132)[:4] == (64, 64, 32, 32)
-    assert plan_of(192, torch.bfloat16, 132).narrow_rows == 0
+def cached(pool_PSC, rank=512, width=2):
+    table, length = torch.zeros(1, width, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    return Rows(pool_PSC[..., :rank], pool_PSC[..., rank:], None, table, length)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fit"),
+    [
+        (cached(pool()), True),
+        (cached(pool(page=128)), True),
+        (cached(pool(page=50), width=1), True),
+        (cached(pool(width=592)[..., 8:584]), True),
+        (cached(pool(page=50)), False),
+        (cached(pool(dtype=torch.float32)), False),
+        (cached(pool(width=560)), False),
+        (cached(pool(), rank=480), False),
+        (cached(pool(width=577)[..., 1:]), False),
+        (cached(pool(page=128)[:, :64]), False),
+        (cached(pool())._replace(r_PSR=pool()[..., 512:]), False),
+        (cached(pool())._replace(rate_PS=torch.ones(3, 64)), False),
+    ],
+)
+def test_what_comes_in_boxes(rows, fit):
+    assert rows.come_in_boxes == fit
+
+
+def test_roles_serve_what_comes_in_boxes_on_hopper_alone(monkeypatch):
+    class OnGpu:
+        device = torch.device("cuda", 0)
+
+        def __init__(self, address):
+            self.data_ptr = lambda: address
+
+    rows, others = cached(pool()), cached(pool().float())
+    assert launch_of(torch.zeros(1), rows) is plain_launch
+    monkeypatch.setattr(triton_decode, "is_hopper", lambda device: True)
+    assert launch_of(torch.zeros(1), rows) is plain_launch
+    assert launch_of(OnGpu(64), rows) is triton_decode_roles.launch
+    assert launch_of(OnGpu(66), rows) is plain_launch
+    assert launch_of(OnGpu(64), others) is plain_launch
+    monkeypatch.setattr(triton_decode, "is_hopper", lambda device: False)
+    assert launch_of(OnGpu(64), rows) is plain_launch
+
+
+def test_96_heads_are_two_tiles():
+    assert plan_of(96, torch.bfloat16, 132).programs == 2 * plan_of(96, torch.bfloat16, 132).teams
+    assert plan_of(192, torch.bfloat16, 132).teams == 44

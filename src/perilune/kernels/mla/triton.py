@@ -39,7 +39,8 @@ def mla_decode(
     c_PSC, r_PSR = latent_PSC, shared_PSR
     if r_PSR is None:
         c_PSC, r_PSR = latent_PSC[..., :kv_lora_rank], latent_PSC[..., kv_lora_rank:]
-    rows = Rows(c_PSC, _row_major(r_PSR), rate_PS, table_NW.contiguous(), length_N.contiguous())
+    table_NW, length_N = table_NW.int().contiguous(), length_N.int().contiguous()
+    rows = Rows(c_PSC, _row_major(r_PSR), rate_PS, table_NW, length_N)
     return attend(_row_major(q_NQHC), rows, scale)
 
 

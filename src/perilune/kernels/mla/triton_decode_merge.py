@@ -12,16 +12,7 @@ from perilune.kernels.common.triton_math import exp2
 from perilune.kernels.mla.triton_decode_tile import LOWEST
 
 
-@triton.jit(
-    do_not_specialize=[
-        "teams",
-        "narrow_partial_from",
-        "narrow_lse_from",
-        "sequences",
-        "wide_members",
-        "narrow_members",
-    ]
-)
+@triton.jit(do_not_specialize=["sequences", "teams"])
 def merge(
     partial_p,
     lse_p,
@@ -29,12 +20,7 @@ def merge(
     o_p,
     sequences,
     teams,
-    narrow_partial_from,
-    narrow_lse_from,
-    wide_members,
-    narrow_members,
     ROWS: tl.constexpr,
-    WIDE_ROWS: tl.constexpr,
     C: tl.constexpr,
     BC: tl.constexpr,
     BP: tl.constexpr,
@@ -48,20 +34,14 @@ def merge(
     begin, end = tl.load(begin_p + n), tl.load(begin_p + n + 1)
     quota = tl.maximum((tl.load(begin_p + sequences) + teams - 1) // teams, 1)
     first_team = begin // quota
-    num_teams = tl.where(end > begin, (end - 1) // quota + 1 - first_team, 0)
-    narrow = row >= WIDE_ROWS
-    members = tl.where(narrow, narrow_members, wide_members)
-    rows = tl.where(narrow, ROWS - WIDE_ROWS, WIDE_ROWS)
-    partial_p += tl.where(narrow, narrow_partial_from, 0)
-    lse_p += tl.where(narrow, narrow_lse_from, 0)
-    first = (first_team + n) * members * rows + tl.where(narrow, row - WIDE_ROWS, row)
-    number = num_teams * members
+    number = tl.where(end > begin, (end - 1) // quota + 1 - first_team, 0)
+    first = (first_team + n) * ROWS + row
     c_, p_ = block * BC + tl.arange(0, BC), tl.arange(0, BP)
     highest = tl.full([], LOWEST, tl.float32)
     total = tl.full([], 0.0, tl.float32)
     o_C = tl.zeros([BC], tl.float32)
     for p in range(0, number, BP):
-        at_P = first + (p + p_).to(tl.int64) * rows
+        at_P = first + (p + p_).to(tl.int64) * ROWS
         here_P = p + p_ < number
         lse_P = tl.load(lse_p + at_P, mask=here_P, other=float("-inf"))
         here_PC = here_P[:, None] & (c_ < C)[None, :]

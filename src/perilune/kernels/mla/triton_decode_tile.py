@@ -41,23 +41,6 @@ def place_in_pages(table_p, page, tile, end, PAGE: tl.constexpr, BN: tl.constexp
 
 
 @triton.jit
-def row_in_pool(page, page_rows, tile, PAGE: tl.constexpr, BN: tl.constexpr):
-    """The first row of a whole tile, were the pool one array of rows; of no page, none in it."""
-    if PAGE == 0:
-        row = tile * BN
-    else:
-        row = tile % (PAGE // BN) * BN
-    return tl.where(page >= 0, page.to(tl.int32) * page_rows + row, -BN)
-
-
-@triton.jit
-def whole_tiles(first, last, end, step, BN: tl.constexpr):
-    """(where those end that are full, the first behind them) of first, first + step, ..."""
-    full = tl.minimum(last, end // BN)
-    return full, first + (tl.maximum(full - first, 0) + step - 1) // step * step
-
-
-@triton.jit
 def row_pointers(x_p, page, row_N, page_stride, stride, PAGE: tl.constexpr, BN: tl.constexpr):
     if PAGE % BN == 0:
         return (x_p + page * page_stride) + row_N * stride

@@ -1,4 +1,4 @@
-"""A part of absorbed decoding with query rows along M: as many as a warp group's product takes.
+"""A part of absorbed decoding in plain Triton: tokens of one sequence for a tile of query rows.
 
 Legend: S query rows of a tile (`row = query token * heads + head`), N tokens of a tile, C latent
 width, R shared key channels.
@@ -20,20 +20,16 @@ from perilune.kernels.mla.triton_decode_tile import (
     page_ahead,
     place_in_pages,
     query_pointers,
-    row_in_pool,
     row_pointers,
     seen_by,
-    whole_tiles,
 )
 
 
 @triton.jit
-def wide_part(
+def part(
     q_p,
     c_p,
     r_p,
-    c_d,
-    r_d,
     rate_p,
     table_p,
     partial_p,
@@ -42,7 +38,6 @@ def wide_part(
     last,
     length,
     end,
-    step,
     first_row,
     q_q_stride,
     q_h_stride,
@@ -51,7 +46,6 @@ def wide_part(
     rate_page_stride,
     rate_stride,
     scale,
-    FIRST_ROW: tl.constexpr,
     ROWS: tl.constexpr,
     Q: tl.constexpr,
     H: tl.constexpr,
@@ -67,59 +61,26 @@ def wide_part(
     PRECISION: tl.constexpr,
     PTX: tl.constexpr,
     IN_CHUNKS: tl.constexpr,
-    TMA: tl.constexpr,
 ):
-    """Tiles first, first + step, ... below last of one sequence, for the BS rows from first_row."""
+    """Tiles first to last - 1 of one sequence, for the BS rows from first_row."""
     DTYPE: tl.constexpr = q_p.dtype.element_ty
     RATED: tl.constexpr = c_p.dtype.element_ty != DTYPE
     row_S = first_row + tl.arange(0, BS)
     c_, r_ = tl.arange(0, BC), tl.arange(0, BR)
     here_S1 = (row_S < ROWS)[:, None]
-    q_S1 = query_pointers(q_p, FIRST_ROW + row_S, q_q_stride, q_h_stride, Q, H)[:, None]
+    q_S1 = query_pointers(q_p, row_S, q_q_stride, q_h_stride, Q, H)[:, None]
     if not IN_CHUNKS:
         q_SC = tl.load(q_S1 + c_[None, :], mask=here_S1 & (c_ < C)[None, :], other=0.0)
         q_SR = tl.load(q_S1 + C + r_[None, :], mask=here_S1 & (r_ < R)[None, :], other=0.0)
-    limit_S = limits(FIRST_ROW + row_S, length, end, Q, H)
+    limit_S = limits(row_S, length, end, Q, H)
     highest_S = tl.full([BS], LOWEST, tl.float32)
     total_S = tl.zeros([BS], tl.float32)
     o_SC = tl.zeros([BS, BC], tl.float32)
-    here = first
-    if TMA:
-        full, here = whole_tiles(first, last, end, step, BN)
-        ahead = page_ahead(table_p, first, last, PAGE, BN)
-        for tile in tl.range(first, full, step, num_stages=2):
-            row = row_in_pool(ahead, c_page_stride // C_STRIDE, tile, PAGE, BN)
-            c_NC, r_NR = c_d.load([row, 0]), r_d.load([row, 0])
-            token_N = tile * BN + tl.arange(0, BN)
-            here_N = token_N < tl.where(ahead >= 0, end, 0)
-            if PAGE > 0:
-                ahead = page_ahead(table_p, tile + step, last, PAGE, BN)
-            c_CN, r_RN = tl.trans(c_NC), tl.trans(r_NR)
-            # Both conditions always hold. A region of its own sends the next tile's loads ahead of
-            # it, and parts the scores' layout from the outputs': in one region every warp group
-            # would compute all scores.
-            if tile >= 0:
-                if tile < last:
-                    s_SN = tl.dot(q_SC, c_CN, input_precision=PRECISION) * scale
-                    s_SN += tl.dot(q_SR, r_RN, input_precision=PRECISION) * scale
-                    seen_SN = seen_by(here_N, token_N, limit_S, Q)
-                    s_SN = tl.where(seen_SN, s_SN, float("-inf"))
-                    top_S = tl.maximum(highest_S, tl.max(s_SN, axis=1))
-                    s_SN = exp2(s_SN - top_S[:, None], PTX)
-                    sum_S = tl.sum(s_SN, axis=1)
-                    p_SN = s_SN.to(DTYPE)
-                else:
-                    top_S, sum_S = highest_S, total_S
-                    p_SN = tl.full([BS, BN], scale, tl.float32).to(DTYPE)
-                faded_S = exp2(highest_S - top_S, PTX)
-                total_S = total_S * faded_S + sum_S
-                o_SC = tl.dot(p_SN, c_NC, o_SC * faded_S[:, None], input_precision=PRECISION)
-                highest_S = top_S
-    ahead = page_ahead(table_p, here, last, PAGE, BN)
-    for tile in tl.range(here, last, step, num_stages=1 if TMA else 2):
+    ahead = page_ahead(table_p, first, last, PAGE, BN)
+    for tile in tl.range(first, last, num_stages=2):
         page, place_N = place_in_pages(table_p, ahead, tile, end, PAGE, BN)
         if PAGE > 0:
-            ahead = page_ahead(table_p, tile + step, last, PAGE, BN)
+            ahead = page_ahead(table_p, tile + 1, last, PAGE, BN)
         token_N = tile * BN + tl.arange(0, BN)
         here_N = token_N < tl.where(page >= 0, end, 0)
         c_N = row_pointers(c_p, page, place_N, c_page_stride, C_STRIDE, PAGE, BN)
@@ -132,7 +93,9 @@ def wide_part(
         if not IN_CHUNKS:
             r_NR = tl.load(r_N[:, None] + r_[None, :], mask=inside(here_N, r_, R, BR), other=0.0)
             c_CN, r_RN = tl.trans(c_NC), tl.trans(r_NR)
-        # As above.
+        # Both conditions always hold. A region of its own sends the next tile's loads ahead of it,
+        # and parts the scores' layout from the outputs': in one region every warp group would
+        # compute all scores.
         if tile >= 0:
             if tile < last:
                 # Scaled apart: joined to one chain, they would be laid out as the outputs are.

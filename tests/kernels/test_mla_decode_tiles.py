@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,13 +135,25 @@ def test_roles_serve_what_comes_in_boxes_on_hopper_alone(monkeypatch):
 
     rows, others = cached(pool()), cached(pool().float())
     assert launch_of(torch.zeros(1), rows) is plain_launch
-    monkeypatch.setattr(triton_decode, "is_hopper", lambda device: True)
+    monkeypatch.setattr(triton_decode, "has_roles", lambda device: True)
     assert launch_of(torch.zeros(1), rows) is plain_launch
     assert launch_of(OnGpu(64), rows) is triton_decode_roles.launch
     assert launch_of(OnGpu(66), rows) is plain_launch
     assert launch_of(OnGpu(64), others) is plain_launch
-    monkeypatch.setattr(triton_decode, "is_hopper", lambda device: False)
+    monkeypatch.setattr(triton_decode, "has_roles", lambda device: False)
     assert launch_of(OnGpu(64), rows) is plain_launch
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "run"),
+    [("3.6.0", (9, 0), True), ("3.9.0", (9, 0), False), ("3.6.0", (10, 0), False)],
+)
+def test_roles_want_hopper_and_their_gluon(version, capability, run, monkeypatch):
+    monkeypatch.setattr(triton, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    triton_decode.has_roles.cache_clear()
+    assert triton_decode.has_roles(torch.device("cuda", 0)) == run
+    triton_decode.has_roles.cache_clear()
 
 
 def test_96_heads_are_two_tiles():

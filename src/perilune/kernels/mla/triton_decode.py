@@ -21,6 +21,8 @@ from perilune.kernels.mla.triton_decode_rows import Rows
 MANY_ROWS = 512
 """From here on a merging program takes a whole row, else a few channels of all its parts."""
 FEW_CHANNELS, MOST_PARTS = 32, 128
+GLUON = "3.6."
+"""The Triton whose Gluon the programs with roles are written in: others call things otherwise."""
 Launch = Callable[[Tensor, Rows, Parts, float, Plan], None]
 
 
@@ -69,7 +71,7 @@ def launch_of(q_NQHC: Tensor, rows: Rows) -> Launch:
     """Programs with roles take K3's rows on Hopper, plain ones everything else."""
     device = q_NQHC.device
     aligned = q_NQHC.data_ptr() % 16 == 0
-    if device.type == "cuda" and is_hopper(device) and aligned and rows.come_in_boxes:
+    if device.type == "cuda" and has_roles(device) and aligned and rows.come_in_boxes:
         from perilune.kernels.mla import triton_decode_roles
 
         return triton_decode_roles.launch
@@ -77,6 +79,6 @@ def launch_of(q_NQHC: Tensor, rows: Rows) -> Launch:
 
 
 @cache
-def is_hopper(device: torch.device) -> bool:
-    """Their products are Hopper's alone."""
-    return torch.cuda.get_device_capability(device)[0] == 9
+def has_roles(device: torch.device) -> bool:
+    """Whether programs with roles run: their products are Hopper's alone."""
+    return triton.__version__.startswith(GLUON) and torch.cuda.get_device_capability(device)[0] == 9

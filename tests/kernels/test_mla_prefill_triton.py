@@ -154,31 +154,38 @@ def test_what_the_reference_serves():
 
 
 class OnGPU(NamedTuple):
-    requires_grad: bool = False
     is_cuda: bool = True
     dtype: torch.dtype = torch.bfloat16
+    device: str = "cuda"
+    shape: tuple[int, ...] = (8192, 96, 192)
 
 
 @pytest.mark.parametrize(
-    ("packing", "keys", "taken"),
+    ("packing", "keys", "trained", "inferred"),
     [
-        (Packing.of((8192,)), None, True),
-        (Packing.of((8192,)), Packing.of((8192,)), True),
-        (Packing.of((4096, 4096)), None, True),
-        (Packing.of((8192,)), Packing.of((65536,)), False),
-        (Packing.of((4096, 4100)), None, False),
-        (Packing.of((1024,) * 8), None, True),
-        (Packing.of((1023,) * 8), None, False),
-        (Packing.rows(torch.zeros(1, 8192)), None, False),
+        (Packing.of((8192,)), None, True, True),
+        (Packing.of((8192,)), Packing.of((8192,)), True, True),
+        (Packing.of((4096, 4096)), None, True, False),
+        (Packing.of((8192,)), Packing.of((65536,)), False, False),
+        (Packing.of((8192, 8200)), None, False, False),
+        (Packing.of((1023,) * 8), None, False, False),
+        (Packing.rows(torch.zeros(1, 8192)), None, False, False),
     ],
 )
-def test_the_library_gets_long_sequences_of_one_length(packing, keys, taken, monkeypatch):
-    for trained in (False, True):
-        assert sdpa.is_faster(OnGPU(trained), packing, keys) == taken
-    monkeypatch.setattr(sdpa, "MIN_TRAINED_TOKENS", None)
-    assert not sdpa.is_faster(OnGPU(True), packing, keys)
-    assert sdpa.is_faster(OnGPU(False), packing, keys) == taken
-    assert not sdpa.is_faster(torch.ones(2), packing, keys)
+def test_the_library_gets_long_sequences_of_one_length(
+    packing, keys, trained, inferred, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    q, asked = OnGPU(), (packing, keys)
+    assert sdpa.is_faster(q, q, *asked, True) == trained
+    assert sdpa.is_faster(q, q, *asked, False) == inferred
+    odd = OnGPU(shape=(8192, 96, 60))
+    assert not sdpa.is_faster(odd, q, *asked, True)
+    assert not sdpa.is_faster(q, odd, *asked, True)
+    assert not sdpa.is_faster(OnGPU(dtype=torch.float32), q, *asked, True)
+    assert not sdpa.is_faster(torch.ones(2), q, *asked, True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert not sdpa.is_faster(q, q, *asked, True)
 
 
 def test_the_library_is_called_as_it_wants_to_be(monkeypatch):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
+from perilune.kernels.bench import subject
 from perilune.kernels.bench.ceilings import Ceilings
-from perilune.kernels.registry import recorded
+from perilune.kernels.bench.errors import DishonestError, RedOpError
+from perilune.kernels.registry import recorded, replaced, resolve
+from perilune.model import layer_bench
 from perilune.model.layer_bench import LayerStep, measure_layer
 from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3
@@ -52,15 +58,41 @@ def test_a_step_repeats() -> None:
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize(("factor", "low", "high"), [(1.0, 0.0, 1e-4), (2.0, 0.05, 10.0)])
-def test_training_of_a_stack_tells_how_far_its_peer_is_off(
-    factor: float, low: float, high: float
-) -> None:
-    stack = Stack(CONFIG, (KDA_LAYER, MLA_LAYER), 40, CPU, torch.float32)
-    theirs = peers_ops({"linear", "mla_prefill", "attn_res"})
-    attend = theirs["mla_prefill"]
-    theirs["mla_prefill"] = lambda *args: factor * attend(*args)
-    times = measure_stack(stack, theirs, RATES, 0.01)
-    assert low <= times.difference < high
+def stack_and_peer() -> tuple[Stack, dict[str, Callable[..., Any]]]:
+    return Stack(CONFIG, (KDA_LAYER, MLA_LAYER), 40, CPU, torch.float32), peers_ops(
+        {"linear", "mla_prefill", "attn_res"}
+    )
+
+
+def test_training_of_a_stack_stands_beside_the_same_mathematics() -> None:
+    times = measure_stack(*stack_and_peer(), RATES, 0.01)
+    assert times.difference < 1e-4
     assert times.floor_s > 0
     assert min(times.ours.median, times.peer.median) > 0
+
+
+def test_a_peer_that_computes_something_else_is_refused() -> None:
+    stack, theirs = stack_and_peer()
+    attend = theirs["mla_prefill"]
+    theirs["mla_prefill"] = lambda *args: 2 * attend(*args)
+    with pytest.raises(DishonestError, match="one of both is wrong"):
+        measure_stack(stack, theirs, RATES, 0.01)
+
+
+def test_a_red_op_is_not_timed(monkeypatch) -> None:
+    def red(op, backend):
+        raise RedOpError(f"{op.name} on {backend}")
+
+    monkeypatch.setattr(layer_bench, "_green", set())
+    monkeypatch.setattr(subject, "require_green", red)
+    with pytest.raises(RedOpError):
+        measure_layer(LayerStep(CONFIG, KDA_LAYER, 1, 5, CPU, torch.float32), CPU, RATES, 0.01)
+
+
+def test_an_op_inside_of_another_is_no_part_of_a_layer() -> None:
+    route, norm = resolve("router"), resolve("rms_norm")
+    x = torch.ones(2, 4)
+    with replaced({"router": lambda x: norm(x, torch.ones(4), 1e-5)}), recorded() as calls:
+        route(x)
+        norm(x, torch.ones(4), 1e-5)
+    assert [call.op for call in calls] == ["router", "rms_norm"]

@@ -103,8 +103,8 @@ def run_bench(args: argparse.Namespace) -> int:
 
 
 def _run_layer(args: argparse.Namespace, device: torch.device) -> int:
-    env = environment(device, {}, args.commit)
-    kernels_layer.require(args.case, device.type)
+    kernels_layer.require(args.case, args.backend, device.type)
+    env = environment(device, versions(bench("kda_chunk").cases["T8192_H96"].peers), args.commit)
     bencher = _bencher(device, env, args.seconds)
     env["ceilings"] = bencher.ceilings._asdict()
     told = (bencher.ceilings, args.seconds, env["commit"], bencher.date)

@@ -39,10 +39,12 @@ PART_SECONDS = 0.1
 """Of the time of a case, for each op in it."""
 
 
-def require(case: str | None, device: str) -> None:
+def require(case: str | None, backend: str | None, device: str) -> None:
     """Raises:
-    UnsupportedError: no such case, or no GPU to hold it.
+    UnsupportedError: no such case, no GPU to hold it, or another backend than the model's own.
     """
+    if backend not in (None, device):
+        raise UnsupportedError(f"layers run what serves them on {device}, not {backend}")
     if case not in (None, STACK, *CASES):
         raise UnsupportedError(f"layer has no case {case}; it has {', '.join([*CASES, STACK])}")
     if device != "cuda":

@@ -185,13 +185,21 @@ class Call(NamedTuple):
 
 @contextmanager
 def recorded() -> Iterator[list[Call]]:
-    """The calls that anybody in this process makes meanwhile, in their order."""
+    """The calls that anybody in this process makes meanwhile, in their order, but for those that an
+    op makes of another one."""
     calls: list[Call] = []
     call_op = Op.__call__
+    inside = 0
 
     def record(op: Op, *args: Any, **kwargs: Any) -> Any:
-        calls.append(Call(op.name, args, kwargs))
-        return call_op(op, *args, **kwargs)
+        nonlocal inside
+        if not inside:
+            calls.append(Call(op.name, args, kwargs))
+        inside += 1
+        try:
+            return call_op(op, *args, **kwargs)
+        finally:
+            inside -= 1
 
     Op.__call__ = record
     try:

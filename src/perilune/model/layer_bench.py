@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from perilune.kernels.bench import subject
 from perilune.kernels.bench.cases import bench
 from perilune.kernels.bench.ceilings import Ceilings
 from perilune.kernels.bench.contender import Contender, GraphContender
@@ -23,6 +24,7 @@ from perilune.kernels.bench.floors import least_seconds
 from perilune.kernels.bench.inputs import TIMES_CACHE, cache_bytes
 from perilune.kernels.bench.rounds import Settings, Spread, measure
 from perilune.kernels.bench.stopwatch import stopwatch
+from perilune.kernels.bench.subject import choose
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.experts.bench_cases import packed as packed_inputs
 from perilune.kernels.registry import Call, Inputs, load_attr, recorded, resolve, spec
@@ -143,9 +145,14 @@ def _packed_experts(config: ModelConfig, generator: torch.Generator) -> PackedEx
 
 
 def measure_layer(step: LayerStep, device: torch.device, rates: Ceilings, s: float) -> LayerTimes:
-    """The whole in a graph where there are graphs, and every op that it calls; `s` seconds each."""
+    """The whole in a graph where there are graphs, and every op that it calls; `s` seconds each.
+
+    Raises:
+        RefusedError: an op is red.
+    """
     with recorded() as calls:
         step()
+    require_green(calls)
     settings, watch = Settings(seconds=s), stopwatch(device)
     floors = [least_seconds(bench(c.op).work(inputs_of(c), False), rates) for c in calls]
 
@@ -159,6 +166,21 @@ def measure_layer(step: LayerStep, device: torch.device, rates: Ceilings, s: flo
         for call, floor_s in zip(calls, floors, strict=True)
     ]
     return LayerTimes(whole, parts)
+
+
+def require_green(calls: Sequence[Call]) -> None:
+    """Runs the conformance of every op among `calls`, as it runs on their device, once a process.
+
+    Raises:
+        RefusedError: one is red.
+    """
+    kinds = {(call.op, _tensors(call.args)[0].device.type) for call in calls}
+    for op, kind in sorted(kinds - _green):
+        subject.require_green(spec(op), choose(spec(op), kind, None).backend)
+        _green.add((op, kind))
+
+
+_green: set[tuple[str, str]] = set()
 
 
 def _nothing() -> None:

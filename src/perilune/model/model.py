@@ -169,6 +169,7 @@ class Transformer(nn.Module):
         each sequence. None runs without memory.
         """
         assert token_ids_T.shape == (packing.num_tokens,), token_ids_T.shape
+        assert packing.is_one_each or not isinstance(caches, Pools), packing.lengths
         hidden_TD = self.model(token_ids_T, packing, caches)
         if caches is not None and not isinstance(caches, Pools):
             for cache, length in zip(caches, packing.lengths, strict=True):

@@ -129,6 +129,7 @@ class MoE(nn.Module):
 
     def _routed(self, z_TL: Tensor, routes: Routes) -> Tensor:
         if isinstance(self.experts, PackedExperts):
+            assert self.quantize is None, "packed experts are quantised already"
             return self.experts(z_TL, routes, self.caps)
         w13, w2 = self.experts.weights(z_TL.shape[0])
         if self.quantize is not None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from perilune.kernels.bench.cases import bench
 from perilune.kernels.bench.ceilings import Ceilings
 from perilune.kernels.bench.contender import Contender
+from perilune.kernels.bench.errors import DishonestError
 from perilune.kernels.bench.floors import least_seconds
 from perilune.kernels.bench.rounds import Settings, Spread, measure
 from perilune.kernels.bench.stopwatch import stopwatch
@@ -22,11 +23,15 @@ from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import load_attr, recorded, replaced, spec
 from perilune.model.attn_res import AttnResStream
 from perilune.model.config import ModelConfig
-from perilune.model.layer_bench import inputs_of, random_layer
+from perilune.model.layer_bench import inputs_of, random_layer, require_green
 
 FLA = {"kda_chunk": "perilune.kernels.kda.plugins:fla_chunk"}
 GROUPED = {"experts": "perilune.kernels.experts.grouped:experts"}
 """What a peer takes where the reference loops: one of torch's own products a projection."""
+
+
+MOST_APART = 0.1
+"""Of gradients in bf16, after two layers with experts that near ties choose."""
 
 
 class StackTimes(NamedTuple):
@@ -58,7 +63,8 @@ class Stack(nn.Module):
         drawn = torch.randn(shape, generator=generator, device=device, dtype=dtype)
         self._sums = [x.clone().requires_grad_() for x in drawn[:-1]]
         self.grad_TD = drawn[-1]
-        self._packing = Packing.of([num_tokens])
+        # As the trainer packs it: one document here.
+        self._packing = Packing.rows(torch.zeros(1, num_tokens, dtype=torch.int64, device=device))
         self.train().requires_grad_(True)
         self._leaves = [*self._sums, *self.parameters()]
 
@@ -91,7 +97,11 @@ def peers_ops(ops: set[str]) -> dict[str, Callable[..., Any]]:
 def measure_stack(
     stack: Stack, theirs: Mapping[str, Callable[..., Any]], rates: Ceilings, s: float
 ) -> StackTimes:
-    """Both take turns in one process."""
+    """Both take turns in one process.
+
+    Raises:
+        RefusedError: an op is red, or both do not compute the same.
+    """
 
     def by_peer() -> list[Tensor]:
         with replaced(theirs):
@@ -99,8 +109,11 @@ def measure_stack(
 
     with recorded() as calls:
         own = stack.run()
+    require_green(calls)
     floor_s = sum(least_seconds(bench(c.op).work(inputs_of(c), True), rates) for c in calls)
     error = difference(own, by_peer())
+    if not error <= MOST_APART:
+        raise DishonestError(f"gradients are {error:.1e} from the peer's: one of both is wrong")
     del own
     contenders = [
         Contender("ours", [stack.run], backward=True),

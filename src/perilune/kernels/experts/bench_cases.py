@@ -39,7 +39,10 @@ def work(inputs: Inputs, backward: bool) -> Work:
     touched = len(inputs["expert_TR"].unique())
     one_expert = num_bytes(w13_E2IL[0], w2_ELI[0])
     rows, (width, inner) = inputs["expert_TR"].numel(), w2_ELI.shape[1:]
-    return Work(touched * one_expert + 2 * num_bytes(x_TL), 2 * rows * 3 * width * inner)
+    # Backward: the weights once more, their gradients, and two products for each of the first.
+    times = 3 if backward else 1
+    size = touched * one_expert + 2 * num_bytes(x_TL)
+    return Work(times * size, times * 2 * rows * 3 * width * inner)
 
 
 def packed(tokens: int, experts: int, active: int, width: int, inner: int) -> Make:

@@ -23,7 +23,10 @@ def product(tokens: int, width: int, outputs: int) -> Make:
 def work(inputs: Inputs, backward: bool) -> Work:
     x_TI, weight_OI = inputs["x_TI"], inputs["weight_OI"]
     (t, i), o = x_TI.shape, weight_OI.shape[0]
-    return Work(num_bytes(x_TI, weight_OI) + t * o * x_TI.element_size(), 2 * t * i * o)
+    # Backward: both operands once more, and two products as large as the first.
+    times = 3 if backward else 1
+    size = num_bytes(x_TI, weight_OI) + t * o * x_TI.element_size()
+    return Work(times * size, times * 2 * t * i * o)
 
 
 _GPU = {"device": "cuda", "dtype": torch.bfloat16}

@@ -14,19 +14,27 @@ from perilune.kernels.mla.reference import with_shared
 from perilune.kernels.mla.triton_join import Join
 
 cudnn_attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-MIN_TOKENS: int | None = 1024
-MIN_TRAINED_TOKENS: int | None = 1024
-"""Of a sequence, for calls that need no gradient and for those that do; None: Triton's in any case.
-cuDNN builds a plan for every new shape, which short calls would not repay."""
+MIN_TOKENS, MIN_TRAINED_TOKENS = 8192, 1024
+"""Of a sequence, for calls that need no gradient and for those that do. cuDNN builds a plan for
+every new shape, in 40 to 70 ms: the layers of one prompt repay it from 8,192 tokens on, and
+training has the same shape again and again."""
+HOPPER = (9, 0)
+ALIGN = 8
+"""Channels of a head are a multiple of this."""
 
 
-def is_faster(q_THK: Tensor, packing: Packing, keys: Packing | None) -> bool:
-    """Sequences of one length that is not short, without documents or cached keys in front."""
-    trained = torch.is_grad_enabled() and q_THK.requires_grad
-    least = MIN_TRAINED_TOKENS if trained else MIN_TOKENS
+def is_faster(
+    q_THK: Tensor, v_THV: Tensor, packing: Packing, keys: Packing | None, trains: bool
+) -> bool:
+    """Sequences of one length that is not short, without documents or cached keys in front, on a
+    GPU whose cuDNN serves keys and values of unlike widths."""
+    if not q_THK.is_cuda or torch.cuda.get_device_capability(q_THK.device) < HOPPER:
+        return False
     causal = packing.segment_BL is None and (keys is None or keys.lengths == packing.lengths)
-    long = packing.is_dense and least is not None and packing.max_len >= least
-    return q_THK.is_cuda and q_THK.dtype == torch.bfloat16 and causal and long
+    least = MIN_TRAINED_TOKENS if trains else MIN_TOKENS
+    long = packing.is_dense and packing.max_len >= least
+    aligned = q_THK.shape[-1] % ALIGN == v_THV.shape[-1] % ALIGN == 0
+    return q_THK.dtype == torch.bfloat16 and aligned and causal and long
 
 
 def attend(

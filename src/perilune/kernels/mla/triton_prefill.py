@@ -34,7 +34,9 @@ def mla_prefill(
         return reference.mla_prefill(q_THK, k_SHN, shared_SR, v_SHV, packing, scale, keys)
     reference.check_keys(packing, keys)
     _check(q_THK, k_SHN, shared_SR, v_SHV, packing, keys)
-    if sdpa.is_faster(q_THK, packing, keys):
+    tensors = (q_THK, k_SHN, shared_SR, v_SHV)
+    trains = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if sdpa.is_faster(q_THK, v_SHV, packing, keys, trains):
         return sdpa.attend(q_THK, k_SHN, shared_SR, v_SHV, packing, scale)
     lengths = list(packing.lengths), list((packing if keys is None else keys).lengths)
     run = triton_prefill_graph.attend if torch.compiler.is_compiling() else _Attend.apply

@@ -44,6 +44,9 @@ def route(
     tally = None
     if count_EB is not None and load_E is not None:
         assert num_active < logits_TE.shape[1], (num_active, logits_TE.shape)
+        experts, tokens = logits_TE.shape[1:], logits_TE.shape[:1]
+        assert count_EB.shape[:1] == load_E.shape == experts, (count_EB.shape, load_E.shape)
+        assert is_counted_T is None or is_counted_T.shape == tokens, is_counted_T.shape
         assert count_EB.is_contiguous()
         assert load_E.is_contiguous()
         assert count_EB.dtype == load_E.dtype == torch.int32, (count_EB.dtype, load_E.dtype)

@@ -82,7 +82,7 @@ FAULTS = {
         FORWARD, "piece_at = (p * H + h)", "piece_at = (n * H + h)", "cuts"
     ),
     "gradient of what was read lost": Fault(
-        BACKWARD, "D_VK = tl.dot(dx_VC, w_CK, D_VK,", "D_VK = tl.dot(dx_VC, 0 * w_CK, D_VK,"
+        BACKWARD, "D_VK = tl.dot(dx, w_CK, D_VK,", "D_VK = tl.dot(dx, 0 * w_CK, D_VK,"
     ),
     "gradient of the final state lost": Fault(
         BACKWARD, "D_VK += tl.load(d_after_p + state_at).to(tl.float32)", "D_VK += 0"

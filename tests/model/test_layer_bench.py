@@ -40,9 +40,12 @@ def test_a_step_calls_the_ops_of_a_layer(layer: int, attention: str) -> None:
     assert torch.isfinite(stream.update).all()
 
 
-def test_each_op_has_a_time_and_a_floor_and_the_layer_their_sum() -> None:
-    times = measure_layer(LayerStep(CONFIG, KDA_LAYER, 2, 5, CPU, torch.float32), CPU, RATES, 0.01)
-    assert {"kda_step", "experts_mxfp4"} <= {part.name for part in times.parts}
+@pytest.mark.parametrize(
+    ("layer", "attention"), [(KDA_LAYER, "kda_step"), (MLA_LAYER, "mla_decode")]
+)
+def test_each_op_has_a_time_and_a_floor_and_the_layer_their_sum(layer: int, attention: str) -> None:
+    times = measure_layer(LayerStep(CONFIG, layer, 2, 5, CPU, torch.float32), CPU, RATES, 0.01)
+    assert {attention, "experts_mxfp4"} <= {part.name for part in times.parts}
     assert times.whole.floor_s == pytest.approx(sum(part.floor_s for part in times.parts))
     for part in (times.whole, *times.parts):
         assert 0 < part.spread.p10 <= part.spread.median <= part.spread.p90

@@ -82,8 +82,8 @@ def decode_work(inputs: Inputs, backward: bool) -> Work:
     q_NQHC, rank = inputs["q_NQHC"], inputs["kv_lora_rank"]
     n, q, h, width = q_NQHC.shape
     rows = int(inputs["length_N"].sum())
-    cached = [inputs[name] for name in ("latent_PSC", "shared_PSR", "rate_PS") if name in inputs]
-    row_bytes = num_bytes(*(x[0, :1] for x in cached))
+    cached = [inputs.get(name) for name in ("latent_PSC", "shared_PSR", "rate_PS")]
+    row_bytes = num_bytes(*(x[0, :1] for x in cached if x is not None))
     o_bytes = n * q * h * rank * q_NQHC.element_size()
     channels = width + rank
     return Work(num_bytes(q_NQHC) + rows * row_bytes + o_bytes, 2 * q * h * rows * channels)

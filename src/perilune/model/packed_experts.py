@@ -45,18 +45,20 @@ class Packer:
         self._moe, self._device = moe, device
         self._tiles: dict[str, Tensor] = {}
         self._wide: set[str] = set()
-        self._gate: Packed | None = None
+        self._gate: tuple[TensorSpec, Packed] | None = None
 
     def add(self, spec: TensorSpec, stored: mxfp4.Packed) -> None:
         """`stored` [O, ...] is the matrix of `spec`; an up projection follows its gate."""
         packed = Packed(*(x.to(self._device)[None] for x in stored))
         gated = spec.target.endswith("w13")
         if gated and spec.rows[0] == 0:
-            self._gate = packed
+            self._gate = spec, packed
             return
         if gated:
-            assert self._gate is not None
-            packed = Packed(*(torch.cat(pair, 1) for pair in zip(self._gate, packed, strict=True)))
+            assert self._gate is not None, spec
+            of, gate = self._gate
+            assert (of.target, of.expert) == (spec.target, spec.expert), (of, spec)
+            packed = Packed(*(torch.cat(pair, 1) for pair in zip(gate, packed, strict=True)))
         tiles_MKW = tiled(packed, gated=gated)[0]
         if spec.target not in self._tiles:
             shape = self._moe.num_experts, *tiles_MKW.shape

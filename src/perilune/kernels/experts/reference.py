@@ -22,7 +22,9 @@ def experts(
 ) -> Tensor:
     """sum_r weight_r * w2_e situ_glu(w13_e x, beta, linear_beta): weights after w2, fp32 sums.
 
-    Tokens are sorted by expert so that each expert in use runs once on its own rows.
+    Tokens are sorted by expert so that each expert in use runs once on its own rows. Every id is
+    that of an expert: the -1 of one that is elsewhere, which `permute` knows, only `experts_mxfp4`
+    takes.
     """
     t, r = expert_TR.shape
     flat_R = expert_TR.reshape(-1)

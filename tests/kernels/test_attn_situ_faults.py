@@ -174,7 +174,7 @@ FAULTS = [
     Fault("one token's weight", READ, attn, "backward", one_token_counts, "one_source"),
     Fault("norm after constant", READ, attn, "backward", norm_after_is_a_constant, "normed"),
     Fault("others forgotten", READ, attn, "backward", others_forgotten, "updated"),
-    Fault("contiguous assumed", READ, attn, "rows", contiguous_assumed),
+    Fault("contiguous assumed", READ, attn, "row_major", contiguous_assumed),
     Fault("gate uncapped", GLU, situ, "forward", caps_changed(drop, keep), "saturated"),
     Fault("up uncapped", GLU, situ, "forward", caps_changed(keep, drop), "saturated"),
     Fault("up clamped", GLU, situ, "forward", clamped, "saturated"),

@@ -105,7 +105,7 @@ def test_sources_that_lie_apart_are_read_where_they_are():
     y = step(attn.attn_res)(*leaves)
     got = torch.autograd.grad((y * drawn(*y.shape, seed=7)).sum(), leaves)
     assert same([y, *got], want)
-    assert attn.rows(wide[:, 7:31]).data_ptr() == wide[:, 7:31].data_ptr()
+    assert attn.row_major(wide[:, 7:31]).data_ptr() == wide[:, 7:31].data_ptr()
 
 
 def test_only_the_new_sum_is_used():

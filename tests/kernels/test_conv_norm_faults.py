@@ -106,7 +106,7 @@ FAULTS = [
     Fault("oldest tap lost", CONV, conv, "forward", oldest_tap_lost, "five_taps"),
     Fault("sequences joined", CONV, conv_forward, "runs", sequences_joined, "no_window"),
     Fault("run lost", CONV, conv_forward, "runs", last_run_lost, "shorter_than_window"),
-    Fault("contiguous assumed", CONV, conv, "_row_major", contiguous_assumed),
+    Fault("contiguous assumed", CONV, conv, "row_major", contiguous_assumed),
     Fault("documents leak back", CONV, conv, "backward", without(3), "segmented_rows"),
     Fault("last window alone", CONV, conv, "backward", without(6), "shorter_than_window"),
     Fault("no window gradient", CONV, conv, "backward", without_window_gradient, "one_token"),

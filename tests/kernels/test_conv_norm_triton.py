@@ -78,7 +78,7 @@ def test_weights_gradients_are_the_same_bits_every_time():
 def test_a_slice_of_a_projection_is_not_copied():
     fused_TC = drawn(6, 24)
     x_TC = fused_TC[:, 4:10]
-    assert conv._row_major(x_TC) is x_TC
+    assert conv.row_major(x_TC) is x_TC
     gate = rows_of(fused_TC[:, 8:].view(6, 2, 8))
     assert gate.x_D.data_ptr() == fused_TC[:, 8:].data_ptr()
     assert (gate.outer, gate.inner) == (24, 8)

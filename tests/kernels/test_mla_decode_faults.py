@@ -77,7 +77,7 @@ FAULTS = [
     planted("queries contiguous", "_attend", attend(q_h_stride=lambda x: 12)),
     planted("rows contiguous", "_attend", attend({"C_STRIDE": 12})),
     planted("pages contiguous", "_attend", attend(c_page_stride=lambda x: 12 * 16)),
-    Fault("channels contiguous", "mla_decode", entry, "_row_major", rows_are_columns),
+    Fault("channels contiguous", "mla_decode", entry, "row_major", rows_are_columns),
 ]
 
 

@@ -122,7 +122,7 @@ FAULTS = [
     Fault("dk of other documents", OP, *KEYS, given(first_p=nothing), "segmented_rows"),
     Fault("documents cut", OP, graph, "documents", documents_end_at_once, "long_documents"),
     Fault("one head's share", OP, graph, "backward", one_head_s_share, "odd_lengths"),
-    Fault("rows contiguous", OP, graph, "_row_major", rows_are_columns),
+    Fault("rows contiguous", OP, graph, "row_major", rows_are_columns),
     Fault("heads contiguous", OP, *FORWARD, given(q_head=lambda x: x // 2)),
     Fault("shared rows contiguous", OP, *FORWARD, given(r_stride=lambda x: x // 2)),
     Fault("value rows contiguous", OP, *FORWARD, given(v_stride=lambda x: x // 2)),

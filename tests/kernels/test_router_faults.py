@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
-from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 import torch
+from triton_faults import plant_in_source
 
 from perilune.kernels.router import (
     permutation,
@@ -27,7 +26,7 @@ USERS = (triton, FORWARD, BACKWARD, PERMUTE, SCORES)
 
 
 class Fault(NamedTuple):
-    module: object
+    module: ModuleType
     right: str
     wrong: str
     case: str = "plain"
@@ -215,25 +214,5 @@ def test_nothing_is_wrong_without_a_fault(case):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_seen(name, tmp_path, monkeypatch):
     fault = FAULTS[name]
-    plant(fault, tmp_path, monkeypatch)
+    plant_in_source(*fault[:3], USERS, tmp_path, monkeypatch)
     assert not is_right(fault.case)
-
-
-@cache
-def source(module):
-    return Path(module.__file__).read_text()
-
-
-def plant(fault, folder, monkeypatch):
-    """The module's functions, made of its source with the fault, wherever they are used."""
-    assert fault.right in source(fault.module)
-    path = folder / "faulty.py"
-    path.write_text(source(fault.module).replace(fault.right, fault.wrong))
-    where = importlib.util.spec_from_file_location("faulty", path)
-    faulty = importlib.util.module_from_spec(where)
-    where.loader.exec_module(faulty)
-    right = dict(vars(fault.module))
-    for user in USERS:
-        for name, value in list(vars(user).items()):
-            if value is right.get(name, fault) and name in vars(faulty):
-                monkeypatch.setattr(user, name, vars(faulty)[name])

@@ -1,9 +1,13 @@
-"""Faults that are planted in the functions around Triton's kernels, and the check that sees one."""
+"""Faults that are planted in Triton's kernels or the functions around them, and the check that sees
+one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from perilune.kernels.registry import spec
@@ -35,3 +39,26 @@ def red(op: str, case: str) -> list[str]:
 
 def plant(fault: Fault, monkeypatch: Any) -> None:
     monkeypatch.setattr(fault.owner, fault.attr, fault.wrong(getattr(fault.owner, fault.attr)))
+
+
+def plant_in_source(
+    module: ModuleType,
+    right: str,
+    wrong: str,
+    users: Iterable[ModuleType],
+    folder: Path,
+    monkeypatch: Any,
+) -> None:
+    """`module`'s functions, made of its source with the fault, wherever `users` have them."""
+    source = Path(module.__file__).read_text()
+    assert right in source
+    path = folder / "faulty.py"
+    path.write_text(source.replace(right, wrong))
+    where = importlib.util.spec_from_file_location("faulty", path)
+    faulty = importlib.util.module_from_spec(where)
+    where.loader.exec_module(faulty)
+    as_it_is, absent = dict(vars(module)), object()
+    for user in users:
+        for name, value in list(vars(user).items()):
+            if value is as_it_is.get(name, absent) and name in vars(faulty):
+                monkeypatch.setattr(user, name, vars(faulty)[name])

@@ -158,7 +158,7 @@ def measure_layer(step: LayerStep, device: torch.device, rates: Ceilings, s: flo
 
     def timed(name: str, runs: Sequence[Callable[[], Any]], floor_s: float) -> Timed:
         contender = _contender(name, runs, device)
-        return Timed(name, measure([contender], _nothing, watch, settings).spreads[0], floor_s)
+        return Timed(name, measure([contender], same_again, watch, settings).spreads[0], floor_s)
 
     whole = timed("the layer", [step] * 4, sum(floors))
     parts = [
@@ -183,8 +183,8 @@ def require_green(calls: Sequence[Call]) -> None:
 _green: set[tuple[str, str]] = set()
 
 
-def _nothing() -> None:
-    """A decode step finds the same weights again."""
+def same_again() -> None:
+    """Nothing is made new between rounds: a step finds the same weights as the one before."""
 
 
 def _contender(name: str, runs: Sequence[Callable[[], Any]], device: torch.device) -> Contender:

@@ -23,7 +23,7 @@ from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import load_attr, recorded, replaced, spec
 from perilune.model.attn_res import AttnResStream
 from perilune.model.config import ModelConfig
-from perilune.model.layer_bench import inputs_of, random_layer, require_green
+from perilune.model.layer_bench import inputs_of, random_layer, require_green, same_again
 
 FLA = {"kda_chunk": "perilune.kernels.kda.plugins:fla_chunk"}
 GROUPED = {"experts": "perilune.kernels.experts.grouped:experts"}
@@ -120,7 +120,7 @@ def measure_stack(
         Contender("peer", [by_peer], backward=True),
     ]
     device = stack.grad_TD.device
-    ours, peer = measure(contenders, _nothing, stopwatch(device), Settings(seconds=s)).spreads
+    ours, peer = measure(contenders, same_again, stopwatch(device), Settings(seconds=s)).spreads
     return StackTimes(ours, peer, floor_s, error)
 
 
@@ -130,7 +130,3 @@ def difference(ours: list[Tensor], peers: list[Tensor]) -> float:
         for a, b in zip(ours, peers, strict=True)
     ]
     return (sum(a for a, _ in squares) / sum(b for _, b in squares)) ** 0.5
-
-
-def _nothing() -> None:
-    """Weights repeat from step to step."""

@@ -16,7 +16,8 @@ from perilune.kernels.attn_res import reference, triton_graph
 from perilune.kernels.attn_res.reference import Read
 from perilune.kernels.attn_res.triton_backward import backward
 from perilune.kernels.attn_res.triton_forward import forward
-from perilune.kernels.attn_res.triton_graph import rows, rows_of
+from perilune.kernels.attn_res.triton_graph import rows_of
+from perilune.kernels.common.row_major import row_major
 
 WIDEST = 16384
 """Elements of a row that one program still holds."""
@@ -48,7 +49,7 @@ def attn_res(
     operands = partial_TD, update_TD, query_D.contiguous(), weight_D
     if torch.is_grad_enabled():
         return Read(*_Read.apply(*operands, eps, norm_eps, *blocks))
-    sources = [rows(x) for x in (*_one_by_one(blocks), partial_TD)]
+    sources = [row_major(x) for x in (*_one_by_one(blocks), partial_TD)]
     mixed = forward(sources, operands[2], eps, rows_of(update_TD), weight_D, norm_eps, keep=False)
     return Read(mixed.h_TD, mixed.partial_TD)
 
@@ -83,7 +84,7 @@ class _Read(torch.autograd.Function):
         norm_eps: float,
         *blocks: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        sources = [rows(x) for x in (*_one_by_one(blocks), partial_TD)]
+        sources = [row_major(x) for x in (*_one_by_one(blocks), partial_TD)]
         operands = sources, query_D, eps, rows_of(update_TD), weight_D
         mixed = forward(*operands, norm_eps, keep=True)
         total_TD = partial_TD if update_TD is None else mixed.partial_TD
@@ -103,8 +104,8 @@ class _Read(torch.autograd.Function):
         total_TD, query_D, weight_D, stats_ST, *blocks = ctx.saved_tensors
         dblocks = [x.new_empty(x.shape) for x in blocks]
         dtotal_TD = total_TD.new_empty(total_TD.shape)
-        sources = [rows(x) for x in (*_one_by_one(blocks), total_TD)]
-        operands = sources, query_D, weight_D, stats_ST, rows(dh_TD), rows_of(dpartial_TD)
+        sources = [row_major(x) for x in (*_one_by_one(blocks), total_TD)]
+        operands = sources, query_D, weight_D, stats_ST, row_major(dh_TD), rows_of(dpartial_TD)
         grads = backward(*operands, [*_one_by_one(dblocks), dtotal_TD])
         dquery_D = grads.query_D.to(query_D.dtype)
         dweight_D = None if weight_D is None else grads.weight_D.to(weight_D.dtype)

@@ -16,15 +16,11 @@ from torch import Tensor
 
 from perilune.kernels.attn_res.triton_backward import backward
 from perilune.kernels.attn_res.triton_forward import forward
-
-
-def rows(x: Tensor) -> Tensor:
-    """Tokens may lie anywhere, a row as one piece."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+from perilune.kernels.common.row_major import row_major
 
 
 def rows_of(x: Tensor | None) -> Tensor | None:
-    return None if x is None else rows(x)
+    return None if x is None else row_major(x)
 
 
 def read(
@@ -49,7 +45,7 @@ def _forward(
     weight_D: Tensor | None,
     norm_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    operands = [rows(x) for x in sources], query_D, eps, rows_of(update_TD), weight_D
+    operands = [row_major(x) for x in sources], query_D, eps, rows_of(update_TD), weight_D
     mixed = forward(*operands, norm_eps, keep=True)
     assert mixed.stats_ST is not None
     partial_TD = mixed.h_TD.new_empty(0) if mixed.partial_TD is None else mixed.partial_TD
@@ -81,8 +77,8 @@ def _backward(
     dpartial_TD: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dsources_MTD = dh_TD.new_empty(len(sources), *dh_TD.shape)
-    operands = [rows(x) for x in sources], query_D, weight_D, stats_ST
-    grads = backward(*operands, rows(dh_TD), rows_of(dpartial_TD), dsources_MTD.unbind())
+    operands = [row_major(x) for x in sources], query_D, weight_D, stats_ST
+    grads = backward(*operands, row_major(dh_TD), rows_of(dpartial_TD), dsources_MTD.unbind())
     dweight_D = query_D.new_empty(0)
     if weight_D is not None and grads.weight_D is not None:
         dweight_D = grads.weight_D.to(weight_D.dtype)

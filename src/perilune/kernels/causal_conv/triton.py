@@ -16,6 +16,7 @@ from perilune.kernels.causal_conv.reference import ConvOut
 from perilune.kernels.causal_conv.triton_backward import backward
 from perilune.kernels.causal_conv.triton_forward import forward
 from perilune.kernels.common.packing import Packing
+from perilune.kernels.common.row_major import row_major
 
 
 def causal_conv(
@@ -35,14 +36,9 @@ def causal_conv(
         window_NWC = window_NWC.contiguous()
     run = triton_graph.convolve if torch.compiler.is_compiling() else _CausalConv.apply
     y_TC, after = run(
-        _row_major(x_TC), weight_CW.contiguous(), window_NWC, segment_T, packing.lengths
+        row_major(x_TC), weight_CW.contiguous(), window_NWC, segment_T, packing.lengths
     )
     return ConvOut(y_TC, None if segment_T is not None else after)
-
-
-def _row_major(x_TC: Tensor) -> Tensor:
-    """Only tokens may be strided: a projection's slice goes in as it is."""
-    return x_TC if x_TC.stride(1) == 1 else x_TC.contiguous()
 
 
 class _CausalConv(torch.autograd.Function):
@@ -59,8 +55,6 @@ class _CausalConv(torch.autograd.Function):
         x_TC, weight_CW, window, segment_T = ctx.saved_tensors
         dy_TC = torch.zeros_like(x_TC) if dy_TC is None else dy_TC
         d_after = None if d_after is None else d_after.contiguous()
-        grads = backward(
-            x_TC, weight_CW, window, segment_T, ctx.lengths, _row_major(dy_TC), d_after
-        )
+        grads = backward(x_TC, weight_CW, window, segment_T, ctx.lengths, row_major(dy_TC), d_after)
         dwindow = None if window is None else grads.window_NWC.to(window.dtype)
         return grads.x_TC, grads.weight_CW.to(weight_CW.dtype), dwindow, None, None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from perilune.kernels.causal_conv.triton_backward import backward
 from perilune.kernels.causal_conv.triton_forward import forward
+from perilune.kernels.common.row_major import row_major
 
 
 @torch.library.custom_op("perilune::causal_conv", mutates_args=())
@@ -27,7 +28,7 @@ def convolve(
     lengths: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """As `triton_forward.forward`, with gradients."""
-    return forward(_row_major(x_TC), weight_CW, window_NWC, segment_T, tuple(lengths))
+    return forward(row_major(x_TC), weight_CW, window_NWC, segment_T, tuple(lengths))
 
 
 @convolve.register_fake
@@ -51,8 +52,8 @@ def _backward(
 ) -> list[Tensor]:
     """Gradients of x and the weight, and of the window where there is one."""
     d_after = None if segment_T is not None else d_after_NWC.contiguous()
-    rows = (_row_major(x_TC), weight_CW, window_NWC, segment_T, tuple(lengths))
-    grads = backward(*rows, _row_major(dy_TC), d_after)
+    rows = (row_major(x_TC), weight_CW, window_NWC, segment_T, tuple(lengths))
+    grads = backward(*rows, row_major(dy_TC), d_after)
     inputs = _differentiable(x_TC, weight_CW, window_NWC)
     # The weights' gradient is a view of its sum, laid out the other way.
     return [g.to(x.dtype).contiguous() for g, x in zip(grads, inputs, strict=False)]
@@ -62,11 +63,6 @@ def _backward(
 def _(*args: Any) -> list[Tensor]:
     contiguous = {"memory_format": torch.contiguous_format}
     return [torch.empty_like(x, **contiguous) for x in _differentiable(*args[:3])]
-
-
-def _row_major(x_TC: Tensor) -> Tensor:
-    """A compiler may have chosen another layout for what it hands over."""
-    return x_TC if x_TC.stride(1) == 1 else x_TC.contiguous()
 
 
 def _differentiable(*tensors: Tensor | None) -> list[Tensor]:

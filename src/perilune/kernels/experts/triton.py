@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from perilune.kernels.common.row_major import row_major
 from perilune.kernels.experts import grouped, triton_grouped
 from perilune.kernels.experts.triton_combine import combine
 from perilune.kernels.experts.triton_plain import (
@@ -43,7 +44,7 @@ def experts(
         return other(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta)
     if not x_TL.shape[0]:
         return torch.empty_like(x_TL)
-    x_TL = x_TL if x_TL.stride(1) == 1 else x_TL.contiguous()
+    x_TL = row_major(x_TL)
     w13_E2IL, w2_ELI = w13_E2IL.contiguous(), w2_ELI.contiguous()
     who = plan(expert_TR, num_experts, tile.tokens)
     hidden_PI = plain_gate_up(x_TL, who, w13_E2IL, (beta, linear_beta), tile)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import grouped_mm
 
+from perilune.kernels.common.row_major import row_major
 from perilune.kernels.experts.grouped import ALIGN, Groups, groups_of
 from perilune.kernels.experts.triton_combine import combine
 from perilune.kernels.experts.triton_spread import spread, spread_weighted
@@ -43,7 +44,7 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TL: Tensor, groups: Groups) -> Tensor:
         ctx.groups = groups
-        rows_TL = x_TL if x_TL.stride(1) == 1 else x_TL.contiguous()
+        rows_TL = row_major(x_TL)
         return spread(rows_TL, groups.slot_TR, groups.start_E, groups.end_E, groups.rows, ALIGN)
 
     @staticmethod
@@ -65,7 +66,7 @@ class _Combine(torch.autograd.Function):
     def backward(ctx: Any, dy_TL: Tensor) -> tuple[Tensor, Tensor, None]:
         (out_PL, weight_TR), groups = ctx.saved_tensors, ctx.groups
         dout_PL, dweight_TR = spread_weighted(
-            dy_TL if dy_TL.stride(1) == 1 else dy_TL.contiguous(),
+            row_major(dy_TL),
             groups.slot_TR,
             groups.start_E,
             groups.end_E,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from perilune.kernels.common.row_major import row_major
 from perilune.kernels.experts import mxfp4_reference as reference
 from perilune.kernels.experts.triton_combine import combine
 from perilune.kernels.experts.triton_products import down, gate_up, tile_for
@@ -42,7 +43,7 @@ def experts_mxfp4(
         return torch.cat(
             [experts_mxfp4(*part, w13_EMKW, w2_EMKW, wide, beta, linear_beta) for part in parts]
         )
-    x_TL = x_TL if x_TL.stride(1) == 1 else x_TL.contiguous()
+    x_TL = row_major(x_TL)
     w13_EMKW, w2_EMKW = w13_EMKW.contiguous(), w2_EMKW.contiguous()
     num_experts, pairs = w13_EMKW.shape[0], expert_TR.numel()
     tile = tile_for(pairs, num_experts, x_TL.dtype)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from perilune.kernels.common.row_major import row_major
 from perilune.kernels.common.triton_math import launches_early
 from perilune.kernels.kda.reference import L2_EPS
 from perilune.kernels.kda_step import reference
@@ -49,7 +50,7 @@ def kda_step(
     if k not in WIDTHS or v not in WIDTHS or conv_CW.shape[1] != 4 or not pools_fit:
         return reference.kda_step(*inputs, window_SWC, state_SHKV, slot_N, lower_bound, eps, keep_N)
     rows = [x.flatten(1) for x in (qkv_TC, z_THK, b_TH, gate_THV)]
-    rows = [x if x.stride(1) == 1 else x.contiguous() for x in rows]
+    rows = [row_major(x) for x in rows]
     o_THV = gate_THV.new_empty(gate_THV.shape)
     n = slot_N.shape[0]
     if n == 0:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
+from perilune.kernels.common.row_major import row_major
 from perilune.kernels.mla.reference import with_shared
 from perilune.kernels.mla.triton_join import Join
 
@@ -46,7 +47,7 @@ def attend(
     scale: float,
 ) -> Tensor:
     """As `reference.mla_prefill` where `is_faster` says yes; differentiable."""
-    tensors = _row_major(q_THK), _whole_keys(k_THN, shared_TR), _row_major(v_THV)
+    tensors = row_major(q_THK), _whole_keys(k_THN, shared_TR), row_major(v_THV)
     rows = [packing.to_rows(x).transpose(1, 2) for x in tensors]
     trains = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     o_BHLV, *_ = cudnn_attention(*rows, None, trains, 0.0, True, scale=scale)
@@ -57,8 +58,4 @@ def _whole_keys(k_THN: Tensor, shared_TR: Tensor) -> Tensor:
     """A compiler may join them to whatever comes before; else one pass is faster than torch's."""
     if torch.compiler.is_compiling():
         return with_shared(k_THN, shared_TR)
-    return Join.apply(_row_major(k_THN), _row_major(shared_TR))
-
-
-def _row_major(x_TH: Tensor) -> Tensor:
-    return x_TH if x_TH.stride(-1) == 1 else x_TH.contiguous()
+    return Join.apply(row_major(k_THN), row_major(shared_TR))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from perilune.kernels.common.row_major import row_major
 from perilune.kernels.mla import reference
 from perilune.kernels.mla.triton_decode import attend
 from perilune.kernels.mla.triton_decode_rows import Rows
@@ -35,13 +36,13 @@ def mla_decode(
         return reference.mla_decode(*inputs, shared_PSR, rate_PS)
     if q_NQHC.numel() == 0:
         return q_NQHC.new_empty(*q_NQHC.shape[:3], kv_lora_rank)
-    latent_PSC = _row_major(latent_PSC)
+    latent_PSC = row_major(latent_PSC)
     c_PSC, r_PSR = latent_PSC, shared_PSR
     if r_PSR is None:
         c_PSC, r_PSR = latent_PSC[..., :kv_lora_rank], latent_PSC[..., kv_lora_rank:]
     table_NW, length_N = table_NW.int().contiguous(), length_N.int().contiguous()
-    rows = Rows(c_PSC, _row_major(r_PSR), rate_PS, table_NW, length_N)
-    return attend(_row_major(q_NQHC), rows, scale)
+    rows = Rows(c_PSC, row_major(r_PSR), rate_PS, table_NW, length_N)
+    return attend(row_major(q_NQHC), rows, scale)
 
 
 def serves(
@@ -64,8 +65,3 @@ def serves(
     known = q_NQHC.dtype in (torch.bfloat16, torch.float32)
     rows_fit = 0 < kv_lora_rank <= MAX_RANK and 0 < width - kv_lora_rank <= MAX_SHARED
     return not graded and same and known and rows_fit and latent_PSC.numel() > 0
-
-
-def _row_major(x: Tensor) -> Tensor:
-    """Only rows may be strided: a cache's slice goes in as it is."""
-    return x if x.stride(-1) == 1 else x.contiguous()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
+from perilune.kernels.common.row_major import row_major
 from perilune.kernels.mla.triton_prefill_backward import backward, tiles_of
 from perilune.kernels.mla.triton_prefill_forward import Attended, Operands, forward, tile_of
 from perilune.kernels.mla.triton_prefill_table import Documents, documents, tiles
@@ -58,19 +59,14 @@ def backward_of(
     sizes = of_queries.queries, of_keys.keys
     table = tiles(tuple(lengths), tuple(key_lengths), *sizes, q_THK.device)
     out = Attended(o_THV.contiguous(), lse_HT.contiguous())
-    grads = backward(x, out, _row_major(do_THV), table, _documents(segment_BL, lengths))
+    grads = backward(x, out, row_major(do_THV), table, _documents(segment_BL, lengths))
     return grads._replace(shared_SR=grads.shared_SR.to(shared_SR.dtype))
 
 
 def _operands(
     q_THK: Tensor, k_SHN: Tensor, shared_SR: Tensor, v_SHV: Tensor, scale: float
 ) -> Operands:
-    return Operands(*map(_row_major, (q_THK, k_SHN, shared_SR, v_SHV)), scale)
-
-
-def _row_major(x: Tensor) -> Tensor:
-    """Tokens and heads may be strided: parts of a projection go in as they are."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return Operands(*map(row_major, (q_THK, k_SHN, shared_SR, v_SHV)), scale)
 
 
 def _documents(segment_BL: Tensor | None, lengths: Sequence[int]) -> Documents | None:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from perilune.kernels.common.row_major import row_major
 from perilune.kernels.router import permutation, reference, triton_graph, triton_permute
 from perilune.kernels.router.permutation import Permutation
 from perilune.kernels.router.reference import Routes
 from perilune.kernels.router.tally import Tally
 from perilune.kernels.router.triton_backward import backward
 from perilune.kernels.router.triton_forward import forward
-from perilune.kernels.router.triton_graph import rows
 
 MOST_EXPERTS = 1024
 MOST_ACTIVE = 32
@@ -77,7 +77,7 @@ class _Route(torch.autograd.Function):
         scale: float,
         tally: Tally | None,
     ) -> tuple[Tensor, Tensor]:
-        rows_TE = rows(logits_TE)
+        rows_TE = row_major(logits_TE)
         routes = forward(rows_TE, bias_E, num_active, renormalize, scale, tally)
         ctx.save_for_backward(routes.expert_TR, rows_TE)
         ctx.mark_non_differentiable(routes.expert_TR)

@@ -13,17 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perilune.kernels.common.row_major import row_major
 from perilune.kernels.router import triton_permute
 from perilune.kernels.router.permutation import Permutation
 from perilune.kernels.router.reference import Routes
 from perilune.kernels.router.tally import Tally
 from perilune.kernels.router.triton_backward import backward
 from perilune.kernels.router.triton_forward import forward
-
-
-def rows(logits_TE: Tensor) -> Tensor:
-    """Tokens may lie anywhere, a row as one piece."""
-    return logits_TE if logits_TE.stride(-1) == 1 else logits_TE.contiguous()
 
 
 def route(
@@ -55,7 +51,7 @@ def _choose(
     tally = None
     if count_EB is not None and load_E is not None:
         tally = Tally(count_EB, load_E, is_counted_T)
-    routes = forward(rows(logits_TE), bias_E, num_active, renormalize, scale, tally)
+    routes = forward(row_major(logits_TE), bias_E, num_active, renormalize, scale, tally)
     return routes.expert_TR, routes.weight_TR
 
 
@@ -82,7 +78,7 @@ def _(logits_TE: Tensor, expert_TR: Tensor, weight_TR: Tensor, *_: Any) -> Tenso
 def _backward(
     expert_TR: Tensor, logits_TE: Tensor, dweight_TR: Tensor, renormalize: bool, scale: float
 ) -> Tensor:
-    operands = expert_TR, rows(logits_TE), dweight_TR.contiguous()
+    operands = expert_TR, row_major(logits_TE), dweight_TR.contiguous()
     return backward(*operands, renormalize, scale)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from perilune.kernels.common.row_major import row_major
 from perilune.kernels.situ import reference
 from perilune.kernels.situ.triton_backward import backward
 from perilune.kernels.situ.triton_forward import forward
@@ -26,8 +27,7 @@ def situ_glu(gate_up_2I: Tensor, beta: float | None, linear_beta: float | None) 
 
 def _rows(x: Tensor) -> Tensor:
     """As rows that lie in one piece each, apart from each other as they are where that works."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
+    return row_major(x.reshape(-1, x.shape[-1]))
 
 
 class _Glu(torch.autograd.Function):

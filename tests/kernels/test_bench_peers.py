@@ -26,8 +26,8 @@ def test_prefill_peers_compute_the_same_from_the_same_inputs(peer, lengths):
     case = Case(make=sequences(lengths, 2, 8))
     found = bound(peer, case, truth(kda_chunk))
     assert found.note == ""
-    assert found.error is not None
-    assert found.error < 1e-5
+    assert found.errors.outputs is not None
+    assert found.errors.outputs < 1e-5
     assert found.contender is not None
     assert found.contender.num_calls == 3
 
@@ -37,7 +37,11 @@ def test_prefill_peers_compute_the_same_from_the_same_inputs(peer, lengths):
 def test_training_peers_run_backward(peer):
     case = Case(make=sequences((24, 24), 2, 8), backward=True)
     found = bound(peer, case, truth(kda_chunk, backward=True))
-    assert (found.note, found.error is not None and found.error < 1e-5) == ("", True)
+    assert found.note == ""
+    assert found.errors.outputs is not None
+    assert found.errors.outputs < 1e-5
+    assert found.errors.gradients is not None
+    assert found.errors.gradients < 1e-5
     kept = {bool(call["disable_recompute"]) for call in peer_stand_ins.called}
     assert kept == {peer is bench_peers.FLA_KEPT}
 
@@ -53,8 +57,8 @@ def test_the_decode_peer_updates_its_state_in_place():
     case = Case(make=one_token_each)
     found = bound(bench_peers.FLA_DECODE, case, truth(kda_decode, {"state_NHKV"}))
     assert found.note == ""
-    assert found.error is not None
-    assert found.error < 1e-5
+    assert found.errors.outputs is not None
+    assert found.errors.outputs < 1e-5
 
 
 @pytest.mark.usefixtures("kda_peers")
@@ -63,7 +67,7 @@ def test_a_peer_that_does_less_is_run_but_not_compared():
     mutated = {"window_SWC", "state_SHKV"}
     found = bound(step_cases.FLA, case, truth(kda_step, mutated))
     assert found.note == ""
-    assert found.error is None
+    assert found.errors.outputs is None
     assert found.contender is not None
 
 
@@ -81,5 +85,5 @@ def test_a_peer_that_fails_says_why(monkeypatch):
 def test_a_peer_that_is_missing_says_so():
     case = Case(make=sequences((24,), 2, 8))
     found = bound(bench_peers.FLASH, case, truth(kda_chunk))
-    assert (found.contender, found.error, found.note) == (None, None, "not installed")
+    assert (found.contender, found.errors, found.note) == (None, (None, None), "not installed")
     assert versions([bench_peers.FLASH]) == {"flash_kda": "not installed"}

@@ -85,5 +85,5 @@ def test_a_peer_computes_the_same_from_the_same_inputs(name, backward):
     case = Case(make=make, backward=backward)
     found = bound(peer, case, truth(reference, backward=backward))
     assert found.note == ""
-    assert found.error is not None
-    assert found.error < 1e-6
+    assert found.errors.outputs is not None
+    assert found.errors.outputs < 1e-6

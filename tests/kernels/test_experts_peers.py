@@ -71,8 +71,8 @@ def test_a_peer_computes_the_same_from_the_same_inputs(peer, bound_of):
     case = Case(make=bench_cases.packed(5, 3, 2, 64, 96))
     found = bound(peer, case, truth(experts_mxfp4))
     assert found.note == ""
-    assert found.error is not None
-    assert found.error < bound_of
+    assert found.errors.outputs is not None
+    assert found.errors.outputs < bound_of
 
 
 def test_every_case_of_a_gpu_of_eight_has_both():

@@ -54,7 +54,7 @@ def measured(contexts, queries=1):
 def test_it_computes_the_same_from_the_same_rows(contexts, queries):
     found = measured(contexts, queries)
     assert found.note == ""
-    assert found.error < 1e-6
+    assert found.errors.outputs < 1e-6
 
 
 def test_other_pages_are_refused(monkeypatch):

@@ -34,6 +34,8 @@ class Bound(NamedTuple):
     call: Callable[[], Any]
     outputs: Callable[[Any], list[Tensor]]
     """What `call` returned, as the op's own outputs: same order, same layout."""
+    gradients: Callable[[Any], Mapping[str, Tensor]] | None = None
+    """The same of its gradients, by the names of the op's inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)

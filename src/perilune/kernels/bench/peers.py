@@ -12,17 +12,20 @@ from perilune.core.errors import UnsupportedError
 from perilune.kernels.bench.cases import Bound, Case, Peer
 from perilune.kernels.bench.contender import Contender, GraphContender
 from perilune.kernels.bench.inputs import Copies, clone
-from perilune.kernels.bench.verify import Truth, relative_error, true_results
+from perilune.kernels.bench.verify import GRADIENT, Errors, Truth, relative_error, true_results
 from perilune.kernels.registry import Inputs, load_attr
 
 FAULTS = (ImportError, RuntimeError, ValueError, TypeError, AssertionError, UnsupportedError)
 """Of a peer that cannot run here: written into its row, so that our own time is not lost."""
 
 
+NONE = Errors(None, None)
+
+
 class Ready(NamedTuple):
     peer: Peer
     contender: Contender | None
-    error: float | None
+    errors: Errors
     """Against the same truth as ours."""
     note: str
     """Why there is no contender, or what it cannot do."""
@@ -31,43 +34,42 @@ class Ready(NamedTuple):
 def ready(peer: Peer, case: Case, copies: Copies, truth: Truth) -> Ready:
     """A peer bound to every copy of the inputs, or the reason why it is not."""
     if not peer.is_installed:
-        return Ready(peer, None, None, "not installed")
+        return Ready(peer, None, NONE, "not installed")
     try:
         bind = load_attr(peer.bind)
-        error = _error(bind(clone(copies.copies[0]), case.backward), copies.copies[0], truth)
+        errors = _errors(bind(clone(copies.copies[0]), case.backward), copies.copies[0], truth)
         bound = [bind(inputs, case.backward) for inputs in copies.copies]
         calls = [each.call for each in bound]
         eager = Contender(peer.name, calls, backward=case.backward)
         eager.round()
     except FAULTS as fault:
-        return Ready(peer, None, None, f"failed: {_first_line(fault)}")
+        return Ready(peer, None, NONE, f"failed: {_first_line(fault)}")
     if not (case.graph and torch.cuda.is_available()):
-        return Ready(peer, eager, error, "")
+        return Ready(peer, eager, errors, "")
     try:
-        return Ready(peer, GraphContender(peer.name, calls), error, "")
+        return Ready(peer, GraphContender(peer.name, calls), errors, "")
     except FAULTS as fault:
-        return Ready(peer, eager, error, f"eager, cannot be captured: {_first_line(fault)}")
+        return Ready(peer, eager, errors, f"eager, cannot be captured: {_first_line(fault)}")
 
 
 def _first_line(fault: BaseException) -> str:
     return str(fault).partition("\n")[0] or type(fault).__name__
 
 
-def _error(bound: Bound, inputs: Inputs, truth: Truth) -> float | None:
-    """Largest relative error of its outputs, None where none is comparable.
-
-    `bound` holds its own copy of `inputs`.
-    """
+def _errors(bound: Bound, inputs: Inputs, truth: Truth) -> Errors:
+    """`bound` holds its own copy of `inputs`."""
     if truth.backward:
-        outputs = bound.outputs(bound.call())
+        out = bound.call()
     else:
         with torch.inference_mode():
-            outputs = bound.outputs(bound.call())
-    got = {f"output {i}": x for i, x in enumerate(outputs)}
+            out = bound.call()
+    got = {f"output {i}": x for i, x in enumerate(bound.outputs(out))}
+    if truth.backward and bound.gradients is not None:
+        got |= {f"{GRADIENT}{name}": x for name, x in bound.gradients(out).items()}
     if truth.excerpt is not None:
         got, inputs = truth.excerpt.results(got), truth.excerpt.inputs(inputs)
     want = true_results(clone(inputs), truth)
-    return max((relative_error(x, want[name]) for name, x in got.items()), default=None)
+    return Errors.of({name: relative_error(x, want[name]) for name, x in got.items()})
 
 
 def versions(peers: Sequence[Peer]) -> dict[str, str]:

@@ -36,6 +36,9 @@ class Row:
     error: float | None = None
     """Relative, of outputs and states against the reference at this size."""
     peer_error: float | None = None
+    gradient_error: float | None = None
+    """Relative, the largest of all inputs' gradients."""
+    peer_gradient_error: float | None = None
     peer_note: str = ""
     """Why a peer has no time, or how it was called."""
     marks: list[str] = field(default_factory=list)

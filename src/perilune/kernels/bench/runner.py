@@ -19,7 +19,7 @@ from perilune.kernels.bench.results import Row
 from perilune.kernels.bench.rounds import Measured, Settings, Spread, measure
 from perilune.kernels.bench.stopwatch import Stopwatch
 from perilune.kernels.bench.subject import Chosen, Subject, choose, require_green, subject
-from perilune.kernels.bench.verify import verify
+from perilune.kernels.bench.verify import Errors, verify
 from perilune.kernels.registry import spec
 
 LEAST_REPEAT = 0.75
@@ -67,7 +67,7 @@ class Bencher:
         timed = subject(spec(op), case, chosen, self.device, self.stopwatch, self.settings)
         # Twice: what was remembered of the first time is wrong the second.
         for _ in range(2):
-            self.largest_error(timed)
+            self.errors(timed)
         return timed
 
     def rows(self, op: str, case: str, backend: str | None = None) -> list[Row]:
@@ -81,7 +81,7 @@ class Bencher:
         peers = [ready(peer, timed.case, timed.copies, timed.truth) for peer in timed.case.peers]
         contenders = _contenders(timed, peers)
         steady = self.steady(timed, contenders)
-        error = self.largest_error(timed)
+        errors = self.errors(timed)
         touched = changed(state, ambient())
         if touched:
             raise DishonestError(f"{timed.what}: changed global state: {', '.join(touched)}")
@@ -99,7 +99,8 @@ class Bencher:
             floor_ms=1e3 * limits.measured_s,
             inside=timed.declared.inside,
             eager_ms=None if timed.main is timed.eager else 1e3 * spreads[id(timed.eager)].median,
-            error=error,
+            error=errors.outputs,
+            gradient_error=errors.gradients,
             marks=_marks(suspicious, steady.clocks),
             clocks=_as_lists(steady.clocks),
             commit=self.commit,
@@ -137,14 +138,17 @@ class Bencher:
         sheet = data_sheet(self.device_name, self.device.type, self.ceilings)
         return floor(work, sheet, self.ceilings)
 
-    def largest_error(self, timed: Subject) -> float:
-        """Of outputs and states, on new values.
+    def errors(self, timed: Subject) -> Errors:
+        """The worse of the graph's and the eager call's, on new values.
 
         Raises:
             DishonestError: they are wrong, late, or an input was changed.
         """
         contenders = {id(each): each for each in (timed.main, timed.eager)}.values()
-        return max(verify(each, timed.copies, timed.truth, timed.what) for each in contenders)
+        found = [verify(each, timed.copies, timed.truth, timed.what) for each in contenders]
+        gradients = [each.gradients for each in found if each.gradients is not None]
+        outputs = [each.outputs for each in found if each.outputs is not None]
+        return Errors(max(outputs, default=None), max(gradients, default=None))
 
 
 def _contenders(timed: Subject, peers: list[Ready]) -> list[Contender]:
@@ -168,6 +172,7 @@ def _beside(base: Row, ready: Ready, spreads: dict[int, Spread]) -> Row:
         peer=ready.peer.name,
         peer_median_ms=theirs,
         ratio=None if theirs is None else theirs / base.median_ms,
-        peer_error=ready.error,
+        peer_error=ready.errors.outputs,
+        peer_gradient_error=ready.errors.gradients,
         peer_note=ready.note,
     )

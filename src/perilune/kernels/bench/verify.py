@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,22 @@ from perilune.kernels.bench.inputs import Copies, clone, differentiable, tensors
 from perilune.kernels.registry import Inputs, Tolerance
 
 Results = dict[str, Tensor]
+GRADIENT = "grad "
+"""How the name of a result begins that is the gradient of an input."""
+
+
+class Errors(NamedTuple):
+    """The largest relative ones; None where nothing was compared."""
+
+    outputs: float | None
+    """Of outputs and states."""
+    gradients: float | None
+
+    @classmethod
+    def of(cls, errors: Mapping[str, float]) -> Errors:
+        grads = [x for name, x in errors.items() if name.startswith(GRADIENT)]
+        others = [x for name, x in errors.items() if not name.startswith(GRADIENT)]
+        return cls(max(others, default=None), max(grads, default=None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +56,8 @@ def mutated_names(signature: str) -> frozenset[str]:
     return frozenset(re.findall(r"(\w+)!", signature))
 
 
-def verify(contender: Contender, copies: Copies, truth: Truth, what: str) -> float:
-    """The largest relative error of the last call of a round, forward.
+def verify(contender: Contender, copies: Copies, truth: Truth, what: str) -> Errors:
+    """Of the last call of a round.
 
     Raises:
         DishonestError: values are wrong or arrive late, or an input was changed.
@@ -59,13 +75,13 @@ def verify(contender: Contender, copies: Copies, truth: Truth, what: str) -> flo
             raise DishonestError(f"{what}: {name} was written after the call had returned")
     errors = {name: relative_error(at_once.get(name), x) for name, x in want.items()}
     for name, error in errors.items():
-        bound = truth.tolerance.backward if name.startswith("grad ") else truth.tolerance.forward
+        bound = truth.tolerance.backward if name.startswith(GRADIENT) else truth.tolerance.forward
         if not error <= bound:
             raise DishonestError(
                 f"{what}: {name} is off by {error:.1e} (bound {bound:.0e}) on new values in the"
                 " memory that is timed"
             )
-    return max(error for name, error in errors.items() if not name.startswith("grad "))
+    return Errors.of(errors)
 
 
 def true_results(inputs: Inputs, truth: Truth) -> Results:
@@ -105,7 +121,7 @@ def _results(out: Any, inputs: Inputs, truth: Truth, what: str) -> Results:
         num_outputs = len(outputs)
         grads = out[num_outputs:]
         named = zip(leaves, grads, strict=True)
-        results = {f"grad {name}": grad for name, grad in named if grad is not None}
+        results = {f"{GRADIENT}{name}": grad for name, grad in named if grad is not None}
     results |= {f"output {i}": x for i, x in enumerate(listed[:num_outputs])}
     results |= {f"after {name}": x for name, x in tensors(inputs).items() if name in truth.mutated}
     return results

@@ -23,6 +23,17 @@ from perilune.kernels.kda.peers import (
 )
 from perilune.kernels.registry import Inputs
 
+TRAINED = (
+    "q_THK",
+    "k_THK",
+    "v_THV",
+    "z_THK",
+    "b_TH",
+    "A_log_H",
+    "dt_bias_HK",
+    "state_NHKV",
+)
+
 
 def _peer(name: str, distribution: str, module: str, function: str) -> Peer:
     bind = f"{__name__}:{function}"
@@ -49,7 +60,7 @@ def _fla_chunk(inputs: Inputs, backward: bool, *, kept: bool) -> Bound:
     arguments = fla_arguments(Prefill(**inputs)) | {"disable_recompute": kept}
     if not backward:
         return Bound(lambda: chunk_kda(**arguments), _as_ours)
-    leaves = [x for x in arguments.values() if isinstance(x, Tensor) and x.requires_grad]
+    leaves = [inputs[name] for name in TRAINED]
     grad_outputs: list[Tensor] = []
 
     def call() -> Any:
@@ -57,10 +68,12 @@ def _fla_chunk(inputs: Inputs, backward: bool, *, kept: bool) -> Bound:
         if not grad_outputs:
             of_o = projection(o_BLHV.detach().flatten(0, 1)).view_as(o_BLHV)
             grad_outputs.extend([of_o, projection(state_NHKV.detach())])
-        torch.autograd.grad([o_BLHV, state_NHKV], leaves, grad_outputs)
-        return o_BLHV, state_NHKV
+        grads = torch.autograd.grad([o_BLHV, state_NHKV], leaves, grad_outputs)
+        return o_BLHV, state_NHKV, grads
 
-    return Bound(call, _as_ours)
+    return Bound(
+        call, lambda out: unbatched(*out[:2]), lambda out: dict(zip(TRAINED, out[2], strict=True))
+    )
 
 
 def _as_ours(out: Any) -> list[Tensor]:

@@ -23,6 +23,17 @@ def test_the_default_limit_is_sixteen_tokens(client: OpenAI, engine):
     assert answer.choices[0].finish_reason == "length"
 
 
+def test_past_the_end_token_when_it_is_ignored(client: OpenAI, engine):
+    (end,) = engine.info.eos_ids
+    engine.script = lambda request: [*b"ab", end, *b"cdefgh"]
+    asked = {"model": "fake", "prompt": "x", "max_tokens": 5}
+    assert client.completions.create(**asked).choices[0].text == "ab"
+    answer = client.completions.create(**asked, extra_body={"ignore_eos": True})
+    assert answer.choices[0].text == "abcd"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 5
+
+
 def test_a_stream_joins_to_the_whole_and_never_splits_a_character(client: OpenAI, engine):
     stream = client.completions.create(
         model="fake",

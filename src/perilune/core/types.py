@@ -181,6 +181,8 @@ class CompletionRequest:
     stop: tuple[str, ...] = ()
     sampling: SamplingParams = SamplingParams()
     echo: bool = False
+    ignore_eos: bool = False
+    """The answer goes on to `max_tokens`, whatever the model wants: for measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,7 @@ def parse_completion(body: bytes, call_id: str) -> CompletionCall:
             stop=to_stop(wire),
             sampling=to_sampling(wire, wire.logprobs),
             echo=bool(wire.echo),
+            ignore_eos=bool(wire.ignore_eos),
         )
         for prompt in _to_prompts(wire)
     ]

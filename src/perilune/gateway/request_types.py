@@ -56,6 +56,8 @@ class CompletionBody(SamplingBody, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
     suffix: str | None = None
+    ignore_eos: bool | None = None
+    """Not of OpenAI, as in other servers: load tests need answers of a known length."""
 
 
 class TextPartBody(Struct, tag_field="type", tag="text"):

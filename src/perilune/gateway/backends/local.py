@@ -62,7 +62,8 @@ class LocalModel:
         else:
             prompt_ids = prompt
         reader = CompletionReader(self._tokenizer, request.stop)
-        tokens = self._token_request(request, prompt_ids, self._tokenizer.eos_ids)
+        stop_ids = frozenset[int]() if request.ignore_eos else self._tokenizer.eos_ids
+        tokens = self._token_request(request, prompt_ids, stop_ids, ignore_eos=request.ignore_eos)
         echo = ""
         if request.echo:
             echo = await asyncio.to_thread(self._tokenizer.decode, prompt_ids)
@@ -78,6 +79,8 @@ class LocalModel:
         request: ChatRequest | CompletionRequest,
         prompt_ids: Sequence[int],
         stop_ids: frozenset[int],
+        *,
+        ignore_eos: bool = False,
     ) -> TokenRequest:
         room = max(1, self.max_context - len(prompt_ids))  # the engine refuses a prompt without
         return TokenRequest(
@@ -86,6 +89,7 @@ class LocalModel:
             max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
             sampling=request.sampling,
             stop_ids=stop_ids,
+            ignore_eos=ignore_eos,
         )
 
     async def _run(self, tokens: TokenRequest, reader: Reader) -> AsyncIterator[ChatEvent]:

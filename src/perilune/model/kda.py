@@ -1,12 +1,13 @@
 """A Kimi Delta Attention layer.
 
-Legend: T packed tokens, N sequences, D model width, H heads, K key = value width, C channels of
-the three convolutions, W conv width.
+Legend: T packed tokens, N sequences, M chunks of P tokens together, D model width, H heads, K key =
+value width, C channels of the three convolutions, W conv width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +19,24 @@ from perilune.model.config import ModelConfig
 from perilune.model.linear import Fused, Linear
 from perilune.model.norm import RMSNorm
 from perilune.model.pools import Pooled, StatePool
+from perilune.model.step import DecodeRange, PrefillRange
 
 causal_conv = resolve("causal_conv")
 kda_chunk = resolve("kda_chunk")
 kda_step = resolve("kda_step")
 gated_rms_norm = resolve("gated_rms_norm")
+
+
+class KDAInputs(NamedTuple):
+    """What a layer's projections give, a row a token."""
+
+    qkv_TC: Tensor
+    z_TC: Tensor
+    b_TH: Tensor
+    gate_TC: Tensor
+
+    def part(self, tokens: slice) -> KDAInputs:
+        return KDAInputs(*(x[tokens] for x in self))
 
 
 class Conv(nn.Module):
@@ -75,7 +89,7 @@ class KDA(nn.Module):
         return torch.cat([conv.weight[:, 0] for conv in convs])
 
     def forward(
-        self, x_TD: Tensor, packing: Packing, caches: Sequence[KDACache] | Pooled | None
+        self, x_TD: Tensor, packing: Packing | None, caches: Sequence[KDACache] | Pooled | None
     ) -> Tensor:
         inner = self.num_heads * self.head_dim
         sizes = [3 * inner, *self.inputs.sizes[3:]]
@@ -83,16 +97,52 @@ class KDA(nn.Module):
         z_TC = self.f_b_proj(f_TK)
         gate_TC = gate_in if hasattr(self, "g_proj") else self.g_b_proj(gate_in)
         if isinstance(caches, Pooled):
-            pool = caches.pool
-            assert isinstance(pool, StatePool), type(pool)
-            o_THV = self._step(qkv_TC, z_TC, b_TH, gate_TC, pool, caches.step.slot_N)
-        elif caches is not None and packing.is_one_each:
+            o_THV = self._pooled(KDAInputs(qkv_TC, z_TC, b_TH, gate_TC), caches)
+        elif caches is not None and packing is not None and packing.is_one_each:
             o_THV = self._step_of(caches, qkv_TC, z_TC, b_TH, gate_TC)
         else:
+            assert packing is not None
             o_THV = self._prefill(qkv_TC, z_TC, b_TH, packing, caches)
             gate_THV = gate_TC.view(o_THV.shape)
             o_THV = gated_rms_norm(o_THV, gate_THV, self.o_norm.weight, self.o_norm.eps)
         return self.o_proj(o_THV.reshape(-1, inner).to(x_TD.dtype))
+
+    def _pooled(self, x: KDAInputs, at: Pooled) -> Tensor:
+        pool, step = at.pool, at.step
+        assert isinstance(pool, StatePool), type(pool)
+        outputs, begin = [], step.num_decoded
+        if step.decode is not None:
+            decoded = x.part(slice(begin)) if step.prefill is not None else x
+            if at.drafted is not None:
+                at.drafted.append(decoded)
+            outputs.append(self.decode(decoded, pool, step.decode))
+        if step.prefill is not None:
+            outputs.append(self._chunks(x.part(slice(begin, None)), pool, step.prefill))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def decode(self, x: KDAInputs, pool: StatePool, decoding: DecodeRange) -> Tensor:
+        """Outputs [T, H, V] of the sequences that decode; their states move on in the pool."""
+        return self._step(*x, pool, decoding.slot_N, decoding.keep_N)
+
+    def _chunks(self, x: KDAInputs, pool: StatePool, chunks: PrefillRange) -> Tensor:
+        state_MHKV, window_MWC = pool.before(chunks)
+        conv = causal_conv(x.qkv_TC, self._conv_weight(), chunks.packing, window_MWC)
+        out = kda_chunk(
+            *self._heads(conv.y_TC, x.z_TC),
+            x.b_TH,
+            self.A_log,
+            self.dt_bias.view(self.num_heads, -1),
+            chunks.packing,
+            self.lower_bound,
+            state_MHKV,
+            chunks.cuts,
+        )
+        pool.write(chunks.slot_M, out.state_NHKV, conv.window_NWC)
+        if out.cut_EHKV is not None:
+            window_EWC = pool.windows_at_cuts(x.qkv_TC, window_MWC, chunks)
+            pool.write(chunks.cut_slot_E, out.cut_EHKV, window_EWC)
+        gate_PHV = x.gate_TC.view(out.o_THV.shape)
+        return gated_rms_norm(out.o_THV, gate_PHV, self.o_norm.weight, self.o_norm.eps)
 
     def _heads(self, qkv_TC: Tensor, z_TC: Tensor) -> tuple[Tensor, ...]:
         shape = (-1, self.num_heads, self.head_dim)
@@ -150,6 +200,7 @@ class KDA(nn.Module):
         gate_NC: Tensor,
         pool: StatePool,
         slot_N: Tensor,
+        keep_N: Tensor | None = None,
     ) -> Tensor:
         heads = (-1, self.num_heads, self.head_dim)
         return kda_step(
@@ -166,6 +217,7 @@ class KDA(nn.Module):
             slot_N,
             self.lower_bound,
             self.o_norm.eps,
+            keep_N,
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,14 +26,14 @@ from perilune.kernels.bench.inputs import TIMES_CACHE, cache_bytes
 from perilune.kernels.bench.rounds import Settings, Spread, measure
 from perilune.kernels.bench.stopwatch import stopwatch
 from perilune.kernels.bench.subject import choose
-from perilune.kernels.common.packing import Packing
 from perilune.kernels.experts.bench_cases import packed as packed_inputs
 from perilune.kernels.registry import Call, Inputs, load_attr, recorded, resolve, spec
 from perilune.model.attn_res import AttnResStream
 from perilune.model.config import ModelConfig
 from perilune.model.model import DecoderLayer, freeze
 from perilune.model.packed_experts import PackedExperts
-from perilune.model.pools import PAGE, Pooled, Step, latent_pool, state_pool
+from perilune.model.pools import Pooled, Pools
+from perilune.model.step import PAGE, Decoding
 
 MAX_COPIES = 64
 
@@ -64,7 +65,6 @@ class LayerStep:
         self.layer = random_layer(config, index, device, dtype, self._generator, packed=True)
         self.layer.eval().requires_grad_(False)
         freeze(self.layer)
-        self._packing = Packing.of([1] * num_sequences)
         self._caches = self._pooled(config, index, num_sequences, context, device, dtype)
         blocks = 1 + index // (config.attn_res_block_size or 1)
         self._sums = [self._drawn(num_sequences, config, device, dtype) for _ in range(blocks + 2)]
@@ -85,20 +85,24 @@ class LayerStep:
         dtype: torch.dtype,
     ) -> Pooled:
         pages = -(-context // PAGE)
-        order = torch.randperm(n * pages, generator=self._generator, device=device) + 1
-        step = Step.of(
-            torch.randperm(n, generator=self._generator, device=device),
-            order.to(torch.int32).view(n, pages),
-            torch.full((n,), context, dtype=torch.int32, device=device),
+        mla_layers = (0,) if config.is_mla(index) else ()
+        pools = Pools.of(
+            replace(config, num_layers=1, mla_layers=mla_layers),
+            slots=n,
+            pages=n * pages + 1,
+            device=device,
+            dtype=dtype,
         )
-        if config.is_mla(index):
-            latents = latent_pool(config, n * pages + 1, device, dtype)
-            latents.rows_PBC.normal_(generator=self._generator)
-            return Pooled(latents, step)
-        states = state_pool(config, n, device, dtype)
-        for tensor in states:
+        [pool] = pools.layers
+        for tensor in pool:
             tensor.normal_(generator=self._generator)
-        return Pooled(states, step)
+        slots = self._shuffled(n, device).tolist()
+        table = (self._shuffled(n * pages, device) + 1).view(n, pages).cpu().numpy()
+        step = pools.step([Decoding(*each, context) for each in zip(slots, table, strict=True)])
+        return Pooled(pool, step)
+
+    def _shuffled(self, n: int, device: torch.device) -> Tensor:
+        return torch.randperm(n, generator=self._generator, device=device)
 
     @torch.inference_mode()
     def __call__(self) -> AttnResStream:
@@ -106,7 +110,7 @@ class LayerStep:
         *blocks, partial, update = self._sums
         stream = AttnResStream(partial)
         stream.blocks, stream.update = list(blocks), update
-        self.layer(stream, self._packing, self._caches)
+        self.layer(stream, None, self._caches)
         return stream
 
 

@@ -15,12 +15,17 @@ from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import resolve
 from perilune.model.cache import MLACache
 from perilune.model.config import ModelConfig
-from perilune.model.linear import Fused, Linear
+from perilune.model.linear import Fused, Linear, linear
 from perilune.model.norm import LATENT_EPS, RMSNorm
 from perilune.model.pools import LatentPool, Pooled
+from perilune.model.step import DecodeRange, PrefillRange
 
 mla_prefill = resolve("mla_prefill")
 mla_decode = resolve("mla_decode")
+
+EXPANDED = 1 << 30
+"""Numbers of keys and values that a chunk with many rows in front expands at once: 96 heads of a
+million rows are 50 GB in bf16, so that they come in groups of heads."""
 
 
 class MLA(nn.Module):
@@ -52,7 +57,7 @@ class MLA(nn.Module):
         self.inputs.freeze()
 
     def forward(
-        self, x_TD: Tensor, packing: Packing, caches: Sequence[MLACache] | Pooled | None
+        self, x_TD: Tensor, packing: Packing | None, caches: Sequence[MLACache] | Pooled | None
     ) -> Tensor:
         q_in, kv_TC, *gate = self.inputs.split(x_TD)
         if self.mla.q_lora_rank is not None:
@@ -60,27 +65,76 @@ class MLA(nn.Module):
         q_THK = q_in.reshape(-1, self.mla.num_heads, self.mla.qk_head_dim)
         c_TC, shared_TR = kv_TC.split([self.mla.kv_lora_rank, self.mla.qk_rope_head_dim], dim=-1)
         latent_TC = torch.cat([self.kv_a_layernorm(c_TC), shared_TR], dim=-1)
-        if caches is None:
+        if isinstance(caches, Pooled):
+            o_THV = self._pooled(q_THK, latent_TC, caches)
+        elif caches is None:
+            assert packing is not None
             o_THV = mla_prefill(q_THK, *self._expand(latent_TC), packing, self.scale)
-        elif isinstance(caches, Pooled):
-            pool, step = caches
-            assert isinstance(pool, LatentPool), type(pool)
-            pool.write(latent_TC, step)
-            pages = pool.rows_PBC, step.table_NJ, step.length_N
-            o_THV = self._absorbed(q_THK[:, None], *pages)[:, 0]
         else:
+            assert packing is not None
             o_THV = self._cached(q_THK, latent_TC, packing, caches)
         o_TC = o_THV.reshape(o_THV.shape[0], -1)
         if self.mla.output_gate:
             o_TC = (o_TC * torch.sigmoid(gate[0].float())).to(x_TD.dtype)
         return self.o_proj(o_TC)
 
-    def _expand(self, latent_SC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of cached rows: keys [S, H, N] of heads, keys [S, R] of all heads, values [S, H, V]."""
-        mla = self.mla
+    def _pooled(self, q_THK: Tensor, latent_TC: Tensor, at: Pooled) -> Tensor:
+        pool, step = at.pool, at.step
+        assert isinstance(pool, LatentPool), type(pool)
+        pool.write(latent_TC, step)
+        outputs, begin = [], step.num_decoded
+        if step.decode is not None:
+            outputs.append(self._decode(q_THK[:begin], pool, step.decode))
+        if step.prefill is not None:
+            new_PC = latent_TC[begin:]
+            outputs.append(self._chunks(q_THK[begin:], new_PC, pool, step.prefill))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _decode(self, q_THK: Tensor, pool: LatentPool, decoding: DecodeRange) -> Tensor:
+        q_NQHK = q_THK.unflatten(0, (-1, decoding.num_each))
+        pages = pool.rows_PBC, decoding.table_NJ, decoding.length_N
+        return self._absorbed(q_NQHK, *pages).flatten(0, 1)
+
+    def _chunks(
+        self, q_PHK: Tensor, new_PC: Tensor, pool: LatentPool, chunks: PrefillRange
+    ) -> Tensor:
+        """The rows of all chunks, cached ones in front, are read from their pages as one piece."""
+        if chunks.key_row_S is None:
+            latent_SC, keys = new_PC, None
+        else:
+            latent_SC, keys = pool.rows_RC.index_select(0, chunks.key_row_S), chunks.keys
+        heads = self.mla.num_heads
+        at_once = max(1, EXPANDED // (latent_SC.shape[0] * self._expanded_width))
+        if at_once >= heads:
+            expanded = self._expand(latent_SC)
+            return mla_prefill(q_PHK, *expanded, chunks.packing, self.scale, keys)
+        o_PHV = q_PHK.new_empty(*q_PHK.shape[:2], self.mla.v_head_dim)
+        for first in range(0, heads, at_once):
+            part = slice(first, first + at_once)
+            expanded = self._expand(latent_SC, part)
+            o_PHV[:, part] = mla_prefill(
+                q_PHK[:, part], *expanded, chunks.packing, self.scale, keys
+            )
+        return o_PHV
+
+    @property
+    def _expanded_width(self) -> int:
+        """Numbers of a row's key and value in a head."""
+        return self.mla.qk_nope_head_dim + self.mla.v_head_dim
+
+    def _expand(
+        self, latent_SC: Tensor, heads: slice | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of rows: keys [S, H, N] of (these) heads, keys [S, R] of all heads, values [S, H, V]."""
+        mla, width = self.mla, self._expanded_width
         c_SC, shared_SR = latent_SC.split([mla.kv_lora_rank, mla.qk_rope_head_dim], dim=-1)
-        kv = self.kv_b_proj(c_SC).view(-1, mla.num_heads, mla.qk_nope_head_dim + mla.v_head_dim)
-        k_SHN, v_SHV = kv.split([mla.qk_nope_head_dim, mla.v_head_dim], dim=-1)
+        if heads is None:
+            kv = self.kv_b_proj(c_SC)
+        else:
+            kv = linear(c_SC, self.kv_b_proj.weight[heads.start * width : heads.stop * width])
+        k_SHN, v_SHV = kv.view(-1, kv.shape[1] // width, width).split(
+            [mla.qk_nope_head_dim, mla.v_head_dim], dim=-1
+        )
         return k_SHN, shared_SR, v_SHV
 
     def _cached(

@@ -8,6 +8,7 @@ that routed experts are stacked (`experts.w13`, `experts.w2`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,13 @@ from perilune.kernels.common.packing import Packing
 from perilune.model.attn_res import AttnResStream, PlainStream, Query
 from perilune.model.cache import KDACache, MLACache, SequenceCache, new_cache
 from perilune.model.config import ModelConfig
-from perilune.model.kda import KDA
+from perilune.model.kda import KDA, KDAInputs
 from perilune.model.linear import Embedding, Linear, linear
 from perilune.model.mla import MLA
 from perilune.model.moe import MLP, Experts, MoE, Router
 from perilune.model.norm import RMSNorm
-from perilune.model.pools import Pooled, Pools
+from perilune.model.pools import Pooled, Pools, StatePool, StepOnPools
+from perilune.model.step import Step
 
 
 class DecoderLayer(nn.Module):
@@ -51,7 +53,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         stream: AttnResStream | PlainStream,
-        packing: Packing,
+        packing: Packing | None,
         caches: Sequence[KDACache | MLACache] | Pooled | None,
     ) -> None:
         attention_norm, mlp_norm = self.input_layernorm, self.post_attention_layernorm
@@ -93,8 +95,8 @@ class Backbone(nn.Module):
     def forward(
         self,
         token_ids_T: Tensor,
-        packing: Packing,
-        caches: Sequence[SequenceCache] | Pools | None,
+        packing: Packing | None,
+        caches: Sequence[SequenceCache] | StepOnPools | None,
     ) -> Tensor:
         """Hidden vectors [T, D] before the final norm."""
         embedding_TD = self.embed_tokens(token_ids_T)
@@ -124,11 +126,17 @@ def freeze(root: nn.Module) -> None:
 
 
 def _of_layer(
-    caches: Sequence[SequenceCache] | Pools | None, layer: int
+    caches: Sequence[SequenceCache] | StepOnPools | None, layer: int
 ) -> Sequence[KDACache | MLACache] | Pooled | None:
-    if isinstance(caches, Pools):
+    if isinstance(caches, StepOnPools):
         return caches.of(layer)
     return None if caches is None else [cache.layers[layer] for cache in caches]
+
+
+class Verified(NamedTuple):
+    logits_RV: Tensor
+    drafted: list[KDAInputs]
+    """What `Transformer.accept` needs of each KDA layer."""
 
 
 class Transformer(nn.Module):
@@ -160,22 +168,57 @@ class Transformer(nn.Module):
         self,
         token_ids_T: Tensor,
         packing: Packing,
-        caches: Sequence[SequenceCache] | Pools | None = None,
+        caches: Sequence[SequenceCache] | None = None,
         last_only: bool = False,
     ) -> Tensor:
         """Logits [T, V] in fp32; with `last_only` those of each sequence's last token [N, V].
 
-        `caches`, one a sequence, are read and extended in place; so are `Pools`, for one token of
-        each sequence. None runs without memory.
+        `caches`, one a sequence, are read and extended in place. None runs without memory.
         """
         assert token_ids_T.shape == (packing.num_tokens,), token_ids_T.shape
-        assert packing.is_one_each or not isinstance(caches, Pools), packing.lengths
         hidden_TD = self.model(token_ids_T, packing, caches)
-        if caches is not None and not isinstance(caches, Pools):
+        if caches is not None:
             for cache, length in zip(caches, packing.lengths, strict=True):
                 cache.length += length
         if last_only and not packing.is_one_each:
             hidden_TD = hidden_TD[packing.last_T]
+        return self._logits(hidden_TD)
+
+    def step(self, token_ids_T: Tensor, pools: Pools, step: Step) -> Tensor:
+        """fp32 logits [R, V]: of all tokens that decode, then, chunk by chunk, of the last
+        `num_logits` tokens. The pools' slots and pages are what they are after all T tokens.
+
+        `token_ids_T`: as `step` has them, any id for padded rows. `step` is of `pools.step`.
+        """
+        return self._step(token_ids_T, StepOnPools(pools.layers, step))
+
+    def verify(self, token_ids_T: Tensor, pools: Pools, step: Step) -> Verified:
+        """As `step`, but states of sequences that decode stay as they were (`step` is made with
+        `verify`), until `accept` says how many of their tokens count."""
+        assert step.decode is not None, "nothing to verify"
+        assert step.decode.keep_N is not None, "the step was not made to verify"
+        on_pools = StepOnPools(pools.layers, step, [])
+        return Verified(self._step(token_ids_T, on_pools), on_pools.drafted or [])
+
+    def accept(self, verified: Verified, pools: Pools, step: Step, keep_N: Tensor) -> None:
+        """Moves the states of the step's sequences that decode on by `keep_N` of their tokens
+        (int64, on the device, 0 to Q). Once, before the next step."""
+        assert step.decode is not None
+        decoding = step.decode._replace(keep_N=keep_N)
+        kdas = [layer.self_attn for layer in self.model.layers if isinstance(layer.self_attn, KDA)]
+        states = [pool for pool in pools.layers if isinstance(pool, StatePool)]
+        for kda, inputs, pool in zip(kdas, verified.drafted, states, strict=True):
+            kda.decode(inputs, pool, decoding)
+
+    def _step(self, token_ids_T: Tensor, on_pools: StepOnPools) -> Tensor:
+        step = on_pools.step
+        assert token_ids_T.shape == step.row_T.shape, (token_ids_T.shape, step.row_T.shape)
+        hidden_TD = self.model(token_ids_T, None, on_pools)
+        if step.logit_R is not None:
+            hidden_TD = hidden_TD.index_select(0, step.logit_R)
+        return self._logits(hidden_TD)
+
+    def _logits(self, hidden_TD: Tensor) -> Tensor:
         hidden_TD = self.model.norm(hidden_TD)
         if self.config.tie_word_embeddings:
             return linear(hidden_TD, self.head_weight).float()

@@ -1,7 +1,10 @@
 """Errors of the engine.
 
     core.errors.EngineError          500: a step failed
-    └── EngineClosedError            503: the engine has been closed, or has failed for good
+    ├── EngineClosedError            503: the engine has been closed, or has failed for good
+    ├── EngineRestartingError        503: its process has died and is being started again
+    ├── WireError                    500: two processes do not understand each other
+    └── PoolFullError                503: no page or slot is free; the scheduler preempts instead
 
 Bad requests raise `RequestError`, `ContextLengthError` or `OverloadedError` of the core tree.
 """
@@ -14,3 +17,37 @@ class EngineClosedError(EngineError):
 
     status = 503
     code = "engine_closed"
+
+
+class PoolFullError(EngineError):
+    """Fewer pages or slots are free than were asked for; nothing was taken.
+
+    The scheduler makes room (eviction, preemption) and asks again. A client sees it only when one
+    sequence alone needs more than the whole pool.
+    """
+
+    status = 503
+    code = "cache_full"
+
+    def __init__(self, kind: str, *, wanted: int, free: int) -> None:
+        super().__init__(f"{wanted} {kind}s of the cache are wanted and {free} are free")
+        self.kind = kind
+        self.wanted = wanted
+        self.free = free
+
+
+class EngineRestartingError(EngineError):
+    """The engine's process has died, and the next one is not ready yet."""
+
+    status = 503
+    code = "engine_restarting"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class WireError(EngineError):
+    """A message that no frame holds, a frame that is none, or two versions of the wire."""
+
+    code = "engine_wire"

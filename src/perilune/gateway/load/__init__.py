@@ -1,0 +1,1 @@
+"""The load generator: traces and arrivals in, latencies and a performance profile out."""

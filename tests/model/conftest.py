@@ -1,9 +1,15 @@
-"""Random tiny models without near ties in their routing, and how logits are compared."""
+"""Random tiny models without near ties in their routing, and how logits are compared.
+
+`pooled_batch`, a module of this folder, is found under its plain name.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +22,12 @@ from perilune.model.init import random_weights
 from perilune.model.model import Transformer
 from perilune.model.moe import Router
 from perilune.model.parse_config import parse_config
+
+_found = importlib.util.spec_from_file_location(
+    "pooled_batch", Path(__file__).with_name("pooled_batch.py")
+)
+sys.modules["pooled_batch"] = importlib.util.module_from_spec(_found)
+_found.loader.exec_module(sys.modules["pooled_batch"])
 
 SMALLEST_GAP = 1e-4
 """Right implementations choose different experts where biased scores lie closer than rounding."""

@@ -112,12 +112,14 @@ class KDA(nn.Module):
         assert isinstance(pool, StatePool), type(pool)
         outputs, begin = [], step.num_decoded
         if step.decode is not None:
-            decoded = x.part(slice(begin)) if step.prefill is not None else x
+            decoded = x.part(slice(begin)) if step.prefill else x
             if at.drafted is not None:
                 at.drafted.append(decoded)
             outputs.append(self.decode(decoded, pool, step.decode))
-        if step.prefill is not None:
-            outputs.append(self._chunks(x.part(slice(begin, None)), pool, step.prefill))
+        for chunks in step.prefill:
+            end = begin + chunks.packing.num_tokens
+            outputs.append(self._chunks(x.part(slice(begin, end)), pool, chunks))
+            begin = end
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def decode(self, x: KDAInputs, pool: StatePool, decoding: DecodeRange) -> Tensor:

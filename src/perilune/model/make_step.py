@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
+from perilune.model.chunk_groups import groups_of
 from perilune.model.step import (
     NO_SLOT,
     PAGE,
@@ -26,6 +27,10 @@ from perilune.model.step import (
     Step,
     WindowCuts,
 )
+
+Column = Sequence[int] | np.ndarray
+COLUMNS = 7
+"""Of a `PrefillRange`."""
 
 
 class Limits(NamedTuple):
@@ -58,18 +63,20 @@ def make_step(
         ValueError: nothing to do, a slot for two, or numbers that cannot be; the message says
             which. Whether two sequences write one row is not looked at.
     """
-    n, m = max(len(decoding), padded_to), len(prefilling)
-    if n + m == 0:
+    n = max(len(decoding), padded_to)
+    if n + len(prefilling) == 0:
         raise ValueError("a step needs a sequence")
     _check_slots(limits, decoding, prefilling)
     padding = n - len(decoding)
     slots = [s.slot for s in decoding] + [NO_SLOT] * padding
     rows = [row for s in decoding for row in _newest_rows(limits, s, num_each)]
     rows += [SCRATCH_PAGE * PAGE] * (padding * num_each)
-    columns: list[Sequence[int] | np.ndarray] = [slots, [0] * n if verify else [], rows]
-    if m:
+    columns: list[Column] = [slots, [0] * n if verify else [], rows]
+    groups = groups_of(prefilling, limits.device)
+    if groups:
         columns[2] = np.concatenate([np.array(rows, np.int64), *_new_rows(limits, prefilling)])
-        columns += _prefill_columns(limits, prefilling, n * num_each)
+        columns.append(_wanted(prefilling, len(rows)))
+        columns += [column for group in groups for column in _columns(limits, group)]
     wide, parts = _wide(columns, limits.device)
     narrow = _on(_lengths_and_table(decoding, n, table_width), limits.device)
     decode = None
@@ -77,12 +84,13 @@ def make_step(
         table_NJ = narrow[n:].view(n, -1)
         keep_N = parts[1] if verify else None
         decode = DecodeRange(parts[0], table_NJ, narrow[:n], keep_N, num_each)
-    if m == 0:
-        return Step(decode, None, parts[2], None, wide, narrow)
-    *of_prefill, logit_R = parts[3:]
-    prefill = _prefill_range(prefilling, *of_prefill)
-    all_wanted = logit_R.shape == parts[2].shape
-    return Step(decode, prefill, parts[2], None if all_wanted else logit_R, wide, narrow)
+    row_T = parts[2]
+    if not groups:
+        return Step(decode, (), row_T, None, wide, narrow)
+    logit_R = None if parts[3].shape == row_T.shape else parts[3]
+    of_groups = [parts[i : i + COLUMNS] for i in range(4, len(parts), COLUMNS)]
+    prefill = tuple(_range(*each) for each in zip(groups, of_groups, strict=True))
+    return Step(decode, prefill, row_T, logit_R, wide, narrow)
 
 
 def _check_slots(
@@ -135,32 +143,36 @@ def _new_rows(limits: Limits, prefilling: Sequence[Prefilling]) -> list[np.ndarr
     return [_rows(limits, s.pages, s.num_cached, s.num_cached + s.num_new) for s in prefilling]
 
 
-def _prefill_columns(
-    limits: Limits, prefilling: Sequence[Prefilling], num_decoded: int
-) -> list[Sequence[int] | np.ndarray]:
-    """What `_prefill_range` takes, and `logit_R` at the end."""
-    keys = [_rows(limits, s.pages, 0, s.num_cached + s.num_new) for s in prefilling]
-    is_new = [s.num_cached == 0 for s in prefilling]
-    logit_R, first = [*range(num_decoded)], num_decoded
+def _wanted(prefilling: Sequence[Prefilling], num_decoded: int) -> list[int]:
+    """The tokens whose logits are."""
+    wanted, end = [*range(num_decoded)], num_decoded
     for s in prefilling:
-        first += s.num_new
-        logit_R += range(first - s.num_logits, first)
+        end += s.num_new
+        wanted += range(end - s.num_logits, end)
+    return wanted
+
+
+def _columns(limits: Limits, chunks: Sequence[Prefilling]) -> list[Column]:
+    """What `_range` takes."""
+    is_new = [s.num_cached == 0 for s in chunks]
+    keys: Column = []
+    if not all(is_new):
+        keys = np.concatenate([_rows(limits, s.pages, 0, s.num_cached + s.num_new) for s in chunks])
     return [
-        [s.slot for s in prefilling],
+        [s.slot for s in chunks],
         is_new,
-        [] if all(is_new) else np.concatenate(keys),
-        [cut.slot for s in prefilling for cut in s.cuts],
-        *_window_cuts(prefilling, limits.window),
-        logit_R,
+        keys,
+        [cut.slot for s in chunks for cut in s.cuts],
+        *_window_cuts(chunks, limits.window),
     ]
 
 
-def _window_cuts(prefilling: Sequence[Prefilling], window: int) -> tuple[list[int], ...]:
+def _window_cuts(chunks: Sequence[Prefilling], window: int) -> tuple[list[int], ...]:
     token_I: list[int] = []
     place_O: list[int] = []
     carried_O: list[int] = []
     first = 0
-    for i, s in enumerate(prefilling):
+    for i, s in enumerate(chunks):
         for cut in s.cuts:
             for back in range(window, 0, -1):
                 token = cut.after - back
@@ -172,21 +184,15 @@ def _window_cuts(prefilling: Sequence[Prefilling], window: int) -> tuple[list[in
     return token_I, place_O, carried_O
 
 
-def _prefill_range(
-    prefilling: Sequence[Prefilling],
-    slot_M: Tensor,
-    is_new_M: Tensor,
-    key_row_S: Tensor,
-    cut_slot_E: Tensor,
-    *window_cuts: Tensor,
-) -> PrefillRange:
-    is_new = [s.num_cached == 0 for s in prefilling]
-    cuts = tuple(tuple(cut.after for cut in s.cuts) for s in prefilling)
+def _range(chunks: Sequence[Prefilling], columns: Sequence[Tensor]) -> PrefillRange:
+    slot_M, new_M, key_row_S, cut_slot_E, *window_cuts = columns
+    is_new = [s.num_cached == 0 for s in chunks]
+    cuts = tuple(tuple(cut.after for cut in s.cuts) for s in chunks)
     return PrefillRange(
-        packing=Packing.of([s.num_new for s in prefilling]),
-        keys=Packing.of([s.num_cached + s.num_new for s in prefilling]),
+        packing=Packing.of([s.num_new for s in chunks]),
+        keys=Packing.of([s.num_cached + s.num_new for s in chunks]),
         slot_M=slot_M,
-        new_M=is_new_M.bool() if any(is_new) else None,
+        new_M=new_M.bool() if any(is_new) else None,
         all_new=all(is_new),
         key_row_S=None if all(is_new) else key_row_S,
         cuts=cuts if any(cuts) else None,
@@ -207,9 +213,7 @@ def _lengths_and_table(decoding: Sequence[Decoding], n: int, table_width: int) -
     return narrow
 
 
-def _wide(
-    columns: Sequence[Sequence[int] | np.ndarray], device: torch.device
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _wide(columns: Sequence[Column], device: torch.device) -> tuple[Tensor, tuple[Tensor, ...]]:
     """All columns in one tensor, and a view of each."""
     if all(isinstance(column, list) for column in columns):
         joined = np.array([*chain.from_iterable(columns)], np.int64)

@@ -85,9 +85,10 @@ class MLA(nn.Module):
         outputs, begin = [], step.num_decoded
         if step.decode is not None:
             outputs.append(self._decode(q_THK[:begin], pool, step.decode))
-        if step.prefill is not None:
-            new_PC = latent_TC[begin:]
-            outputs.append(self._chunks(q_THK[begin:], new_PC, pool, step.prefill))
+        for chunks in step.prefill:
+            part = slice(begin, begin + chunks.packing.num_tokens)
+            outputs.append(self._chunks(q_THK[part], latent_TC[part], pool, chunks))
+            begin = part.stop
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _decode(self, q_THK: Tensor, pool: LatentPool, decoding: DecodeRange) -> Tensor:

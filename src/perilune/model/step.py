@@ -97,7 +97,7 @@ class WindowCuts(NamedTuple):
     """Where the windows at cuts come from, oldest input first. All int64."""
 
     token_I: Tensor
-    """Tokens of the prefill range; any where the input is older than its chunk."""
+    """Tokens of the range; any where the input is older than its chunk."""
     place_O: Tensor
     """Of the I inputs those that are."""
     carried_O: Tensor
@@ -105,7 +105,7 @@ class WindowCuts(NamedTuple):
 
 
 class PrefillRange(NamedTuple):
-    """The M chunks."""
+    """M chunks that run together."""
 
     packing: Packing
     """New tokens."""
@@ -129,7 +129,9 @@ class Step(NamedTuple):
     """On the device; valid for all layers and one pass."""
 
     decode: DecodeRange | None
-    prefill: PrefillRange | None
+    prefill: tuple[PrefillRange, ...]
+    """One behind another. On a GPU all chunks are in one; on a CPU, whose ops fill chunks up to the
+    longest, unlike ones are apart."""
     row_T: Tensor
     """int64 row, counted through all pages, that each token's latent goes to."""
     logit_R: Tensor | None
@@ -156,8 +158,8 @@ class Step(NamedTuple):
             ValueError: a step prefills, or they differ in shape.
         """
         mine, other = self.shape, step.shape
-        if self.prefill is not None or step.prefill is not None or mine != other:
-            raise ValueError(f"a step of shape {other} cannot stand in for one of {mine}")
+        if self.prefill or step.prefill or mine != other:
+            raise ValueError(f"steps of shapes {mine} and {other} are unlike, or one prefills")
         self.wide.copy_(step.wide, non_blocking=True)
         self.narrow.copy_(step.narrow, non_blocking=True)
 

@@ -47,3 +47,8 @@ def kernel_choices() -> dict[str, str]:
             raise ConfigError(f"PERILUNE_KERNELS chooses a backend for {op} twice")
         choices[op] = backend
     return choices
+
+
+def api_key() -> str | None:
+    """PERILUNE_API_KEY: sent as a bearer token to the server that `bench serve` measures."""
+    return os.environ.get("PERILUNE_API_KEY") or None

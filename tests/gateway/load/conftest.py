@@ -1,14 +1,22 @@
-"""Time that passes only where somebody waits for it."""
+"""Time that passes only where somebody waits for it, and a server that says what it is told to."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import selectors
+import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+_found = importlib.util.spec_from_file_location(
+    "raw_server", Path(__file__).with_name("raw_server.py")
+)
+sys.modules["raw_server"] = importlib.util.module_from_spec(_found)
+_found.loader.exec_module(sys.modules["raw_server"])
 
 LEAST_WAIT_S = 2e-9
 

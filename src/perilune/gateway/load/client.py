@@ -154,7 +154,7 @@ class Asker:
             reader = AnswerReader(sample)
             async for data in response.content.iter_any():
                 reader.feed(data, time.perf_counter())
-            reader.end()
+            reader.end(time.perf_counter())
             return 200
 
 

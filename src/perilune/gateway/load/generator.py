@@ -50,11 +50,11 @@ async def open_loop(
         request, body = item
         due_at = start + request.due_s
         await bodies.make_before(due_at)
-        await asyncio.sleep(0)  # what was started before must get its turn
         while (delay_s := due_at - clock()) > 0:  # noqa: ASYNC110 (a time, of no event)
             await asyncio.sleep(delay_s)  # to the nearest millisecond
         samples.append(Sample(request=request, due_at=due_at))
         tasks.append(asyncio.create_task(sender.send(body, samples[-1])))
+        await asyncio.sleep(0)  # it goes out before the next body is made
     await _all(tasks)
     return samples
 

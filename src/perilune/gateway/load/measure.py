@@ -24,7 +24,7 @@ from perilune.gateway.load.point import profile_points
 from perilune.gateway.load.prefix_oracle import ideal_hits
 from perilune.gateway.load.prompts import IdPrompts, PromptMaker, TextPrompts
 from perilune.gateway.load.sample import Sample
-from perilune.gateway.load.scrape import counters, hits_between
+from perilune.gateway.load.scrape import hits_between, samples_of
 from perilune.gateway.load.summary import summed_up
 from perilune.gateway.load.workload import (
     Fitting,
@@ -108,7 +108,7 @@ async def measure(
     )
     return LoadResult(
         started_at=when,
-        config=msgspec.to_builtins(test, enc_hook=str),
+        config=msgspec.json.decode(msgspec.json.encode(test, enc_hook=str)),
         model=card.model_id,
         workload=workload_text(test),
         hardware=hardware,
@@ -149,7 +149,7 @@ async def _run(
     requests = requests_of(test)
     # Each load gets tokens of its own: the cache must not know them from the one before.
     asker = _asker(test, client, f"load {number}")
-    before = counters(await client.metrics())
+    before = samples_of(await client.metrics())
     cpu_s = time.process_time()
     meter.update()
     used_before_j = dict(meter.used_j)
@@ -157,7 +157,7 @@ async def _run(
         samples = await _send(test, load, requests, asker)
     cpu_s = time.process_time() - cpu_s
     meter.update()
-    after = counters(await client.metrics())
+    after = samples_of(await client.metrics())
     if not samples:
         raise WorkloadError(f"no request of {workload_text(test)} came within the bounds given")
     answered = [sample.request.blocks for sample in samples if sample.is_ok]

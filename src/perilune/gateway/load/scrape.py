@@ -26,14 +26,16 @@ class MeasuredHits(Struct, frozen=True, kw_only=True):
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-def counters(text: str | None) -> dict[str, float]:
-    """Every counter's value, summed over its labels; nothing for a text that is no exposition."""
+def samples_of(text: str | None) -> dict[str, float]:
+    """Every sample's value, summed over its labels; nothing for a text that is no exposition.
+
+    Whether it is a counter is not asked: the two text formats disagree on the name in its TYPE.
+    """
     totals: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(text or ""):
-            if family.type == "counter":
-                for sample in family.samples:
-                    totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+            for sample in family.samples:
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     except (ValueError, KeyError, IndexError):  # how that parser says that a line is wrong
         return {}
     return totals

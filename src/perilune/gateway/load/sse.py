@@ -80,8 +80,9 @@ class AnswerReader:
         for payload in _payloads(lines):
             self._read(payload, at)
 
-    def end(self) -> None:
-        """The connection gave its last byte."""
+    def end(self, at: float) -> None:
+        """The connection gave its last byte; raises as `feed`."""
+        self.feed(b"\n", at)
         if not self._sample.status:
             self._sample.status = OK if self._finished else "cut off"
 

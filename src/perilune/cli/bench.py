@@ -1,0 +1,44 @@
+"""`perilune bench serve`: replays traffic against a server and reports what its users would see."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import uvloop
+
+from perilune.cli.bench_options import add_serve_options, load_test
+from perilune.core.env import api_key
+from perilune.gateway.load.measure import measure
+from perilune.gateway.load.open_files import allow_many
+from perilune.gateway.load.report import markdown
+from perilune.gateway.profiles import write_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    serve = actions.add_parser(
+        "serve", help="replay a trace against an OpenAI-compatible server and report latencies"
+    )
+    add_serve_options(serve)
+
+
+def run(args: argparse.Namespace) -> int:
+    """1 where a load cannot be trusted: the generator was late, or nothing was answered.
+
+    Raises:
+        ConfigError: options, trace and server do not go together; the message says how.
+    """
+    test = load_test(args)
+    allow_many()
+    result = uvloop.run(measure(test, api_key=api_key(), tell=_tell))
+    if args.out is not None:
+        write_json(args.out, result)
+    if args.profile is not None and result.profile is not None:
+        write_json(args.profile, result.profile)
+    print(markdown(result))
+    return 0 if all(level.trusted for level in result.levels) else 1
+
+
+def _tell(text: str) -> None:
+    print(f"perilune: {text}", file=sys.stderr, flush=True)

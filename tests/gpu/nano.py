@@ -29,6 +29,7 @@ from perilune.kernels.causal_conv import reference as conv_reference
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.kda import reference as kda_reference
 from perilune.kernels.kda_step import reference as step_reference
+from perilune.kernels.linear import reference as linear_reference
 from perilune.kernels.mla import reference as mla_reference
 from perilune.kernels.norm import reference as norm_reference
 from perilune.kernels.serving import Serving
@@ -59,6 +60,7 @@ SERVED = {
     "gated_rms_norm": norm_reference,
     "mla_decode": mla_reference,
     "rms_norm": norm_reference,
+    "scores": linear_reference,
 }
 """Ops that Triton has to serve, with the module whose function must not stand in."""
 

@@ -12,7 +12,7 @@ from perilune.kernels.common.cpu_jit import exp, jit, sigmoid, tanh
 from perilune.kernels.common.few_tokens import MAX_TOKENS, few_tokens
 from perilune.kernels.experts.cpu import experts
 from perilune.kernels.kda_step.cpu import kda_step
-from perilune.kernels.linear.cpu import linear
+from perilune.kernels.linear.cpu import linear, scores
 from perilune.kernels.norm.cpu import gated_rms_norm, rms_norm
 from perilune.kernels.router.cpu import route
 from perilune.kernels.situ.cpu import situ_glu
@@ -67,6 +67,7 @@ W13, W2 = draw(E, 2 * INNER, D).bfloat16(), draw(E, D, INNER).bfloat16()
 CHOSEN = torch.arange(T * 2).view(T, 2) % E
 ROWS = {
     "linear": lambda rows: linear(draw(T, D)[rows], draw(33, D).bfloat16()),
+    "scores": lambda rows: scores(draw(T, D)[rows].bfloat16(), draw(33, D).bfloat16()),
     "rms_norm": lambda rows: rms_norm(draw(T, D)[rows], draw(D), 1e-5),
     "gated_rms_norm": lambda rows: gated_rms_norm(
         draw(T, H, D)[rows], draw(T, H, D)[rows], draw(D), 1e-5

@@ -510,16 +510,17 @@ def situ_faults() -> list[Fault]:
     ]  # fmt: skip
 
 
-def linear_faults() -> list[Fault]:
+def linear_faults(op: str) -> list[Fault]:
     return [
-        fed("linear", "rounded_to_bf16", x_TI=lambda x: x["x_TI"].bfloat16().float()),
-        fed("linear", "last_column_lost", x_TI=lambda x: x["x_TI"] * (
+        fed(op, "rounded_to_bf16", x_TI=lambda x: x["x_TI"].bfloat16().float()),
+        fed(op, "last_column_lost", x_TI=lambda x: x["x_TI"] * (
             torch.arange(x["x_TI"].shape[1]) < x["x_TI"].shape[1] - 1)),
     ]  # fmt: skip
 
 
 FAULTS = [
-    *linear_faults(),
+    *linear_faults("linear"),
+    *linear_faults("scores"),
     *kda_faults(),
     *conv_faults(),
     *step_faults(),

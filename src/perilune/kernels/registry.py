@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 OPS: dict[str, str] = {
     "linear": "perilune.kernels.linear:SPEC",
+    "scores": "perilune.kernels.linear:SCORES",
     "kda_chunk": "perilune.kernels.kda:CHUNK",
     "kda_step": "perilune.kernels.kda_step:SPEC",
     "causal_conv": "perilune.kernels.causal_conv:CONV",

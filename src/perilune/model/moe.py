@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from perilune.kernels.registry import resolve
 from perilune.kernels.router.reference import Routes
 from perilune.model.config import ModelConfig, MoEConfig
-from perilune.model.linear import Fused, Held, Linear, linear
+from perilune.model.linear import Fused, Held, Linear
 from perilune.model.norm import RMSNorm
 from perilune.model.packed_experts import PackedExperts
 
+scores = resolve("scores")
 situ_glu = resolve("situ")
 route = resolve("router")
 experts = resolve("experts")
@@ -64,10 +65,9 @@ class Router(nn.Module):
         self.held = Held(self.weight.data)
 
     def forward(self, x_TD: Tensor) -> Routes:
-        x_TD = x_TD.to(torch.promote_types(torch.float32, x_TD.dtype))
         held = self.held
         weight = self.weight if held is None else held.for_tokens(x_TD.shape[0])
-        logits_TE = linear(x_TD, weight)
+        logits_TE = scores(x_TD, weight)
         tally = None if self.balancer is None else self.balancer()
         return route(
             logits_TE,

@@ -16,9 +16,25 @@ from perilune.kernels.linear import reference
 
 def linear(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
     """As `reference.linear`; the loop serves few fp32 tokens and a bf16 weight, exactly widened."""
-    narrow = weight_OI.dtype is torch.bfloat16 and weight_OI.is_contiguous()
-    if x_TI.dim() != 2 or not narrow or not few_tokens(x_TI):
+    if not _serves(x_TI, weight_OI):
         return reference.linear(x_TI, weight_OI)
+    return _product(x_TI, weight_OI)
+
+
+def scores(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
+    """As `reference.scores`; the loop serves few tokens, of bf16 too, and a bf16 weight."""
+    wide_TI = x_TI.float() if x_TI.dtype is torch.bfloat16 else x_TI
+    if not _serves(wide_TI, weight_OI):
+        return reference.scores(x_TI, weight_OI)
+    return _product(wide_TI, weight_OI)
+
+
+def _serves(x_TI: Tensor, weight_OI: Tensor) -> bool:
+    narrow = weight_OI.dtype is torch.bfloat16 and weight_OI.is_contiguous()
+    return x_TI.dim() == 2 and narrow and few_tokens(x_TI)
+
+
+def _product(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
     assert x_TI.shape[1] == weight_OI.shape[1], (x_TI.shape, weight_OI.shape)
     y_TO = x_TI.new_empty(x_TI.shape[0], weight_OI.shape[0])
     weight = weight_OI.contiguous().view(torch.uint16).numpy()

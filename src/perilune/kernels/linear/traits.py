@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from perilune.kernels.common.cases import normal
@@ -21,6 +23,11 @@ def _make(
     }
 
 
+def _with_more_digits(inputs: Inputs) -> Inputs:
+    """A weight that bf16 does not hold."""
+    return inputs | {"weight_OI": inputs["weight_OI"].float() * (1 + 2**-11)}
+
+
 SPEC = Traits(
     make=_make,
     tokens={"x_TI": 0},
@@ -30,4 +37,10 @@ SPEC = Traits(
     # The weight of `_make` is bf16, which the loop needs.
     serves={"cpu": lambda inputs: few_tokens(inputs["x_TI"])},
     batch_invariant={"cpu": MAX_TOKENS},
+)
+SCORES = replace(
+    SPEC,
+    regimes={"more_digits": _with_more_digits},
+    batch_invariant={"cpu": MAX_TOKENS, "cuda": 512},
+    graphs=frozenset({"cuda"}),
 )

@@ -74,9 +74,10 @@ def test_a_trace_at_a_rate_keeps_its_bursts(times, rate):
     assert len(stretched) == len(times)
     assert stretched[0] == 0.0
     assert stretched[-1] == pytest.approx((len(times) - 1) / rate)
-    stretch = stretched[-1] / (times[-1] - times[0])
+    span = times[-1] - times[0]
     for (a, b), (new_a, new_b) in zip(pairwise(times), pairwise(stretched), strict=True):
-        assert new_b - new_a == pytest.approx((b - a) * stretch, abs=1e-9 * stretched[-1])
+        share = (new_b - new_a) / stretched[-1]
+        assert share == pytest.approx((b - a) / span, abs=1e-9)
 
 
 def test_a_trace_at_a_rate_takes_as_much_of_it_as_the_seconds_hold():

@@ -168,5 +168,5 @@ def _at_rate(requests: Iterable[Request], rate: float, bounds: Bounds) -> list[R
             f"all {len(taken)} requests of the trace come at once: take more of it,"
             " or poisson or constant arrivals"
         )
-    stretch = (len(taken) - 1) / rate / (last_s - first_s)
-    return [request._replace(due_s=(request.due_s - first_s) * stretch) for request in taken]
+    span_s, wanted_s = last_s - first_s, (len(taken) - 1) / rate
+    return [r._replace(due_s=(r.due_s - first_s) / span_s * wanted_s) for r in taken]

@@ -10,6 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from perilune.kernels.common.small_table import small_table
+
 SHORTEST_RUN = 16
 ENOUGH_PROGRAMS = 1024
 """Walks of a warp each that keep a large card busy."""
@@ -38,6 +40,4 @@ def _cut(lengths: tuple[int, ...], length: int, device: torch.device) -> Tensor:
         starts = range(first, first + max(size, 1), length)
         rows += [(start, first, first + size, n) for start in starts]
         first += size
-    # Kept for later calls, which may train: never an inference tensor.
-    with torch.inference_mode(False):
-        return torch.tensor(rows, device=device)
+    return small_table(rows, torch.int64, device)

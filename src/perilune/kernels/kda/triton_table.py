@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.common.packing import Cuts, Packing
+from perilune.kernels.common.small_table import small_table
 
 CHUNK = 32
 
@@ -100,5 +101,4 @@ def _cut(
     starts, sizes, carries = zip(*chunks, strict=True) if chunks else ((), (), ())
     single = range(len(piece_starts))
     columns = (starts, sizes, carries, piece_starts, piece_chunks, pieces, cut_pieces, single)
-    with torch.inference_mode(False):
-        return tuple(torch.tensor(x, dtype=torch.int64, device=device) for x in columns)
+    return tuple(small_table(column, torch.int64, device) for column in columns)

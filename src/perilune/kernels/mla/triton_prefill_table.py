@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
+from perilune.kernels.common.small_table import small_table
 
 
 class Tiles(NamedTuple):
@@ -59,7 +60,7 @@ def tiles(
 
 
 def _table(rows: list[tuple[int, ...]], width: int, device: torch.device) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int32, device=device).view(-1, width)
+    return small_table(rows, torch.int32, device).view(-1, width)
 
 
 def documents(packing: Packing) -> Documents | None:

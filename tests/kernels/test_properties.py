@@ -25,7 +25,7 @@ def test_every_implementation_has_every_property(op):
 def test_traits_name_inputs_that_there_are(op):
     traits: Traits = load_attr(spec(op).traits)
     inputs = traits.make(torch.Generator(), torch.float32, (3, 2), traits.widths[0])
-    named = [*traits.tokens, *traits.sequences, *traits.state_outputs, *traits.in_place]
+    named = [*traits.tokens, *traits.sequences, *traits.state_outputs, *traits.written]
     named += [*traits.scaled, *filter(None, (traits.packing, traits.slots))]
     assert set(named) <= set(inputs)
     assert set(traits.serves) <= {"cpu", "cuda"}

@@ -21,6 +21,7 @@ from perilune.kernels.common.few_tokens import MAX_TOKENS
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.kda import reference as kda
 from perilune.kernels.registry import load_attr, spec
+from perilune.kernels.router import tally
 from perilune.kernels.testing import check_properties
 from perilune.kernels.testing.bugs import BUGS
 from perilune.kernels.testing.properties import FAMILIES
@@ -251,6 +252,29 @@ def bf16_state(**x: Any) -> dict[str, Any]:
     return {} if state is None else {"state_NHKV": state.bfloat16().float()}
 
 
+def begins_anew(**inputs: Any) -> Any:
+    """Counts of this call alone."""
+    for name in ("count_EB", "load_E"):
+        if inputs[name] is not None:
+            inputs[name].zero_()
+    return right("router")(**inputs)
+
+
+def in_wider_bins(**inputs: Any) -> Any:
+    """Of biases a tenth further apart."""
+
+    grid = tally.grid
+    with mock.patch.object(tally, "grid", lambda bias_E, bins: grid(1.1 * bias_E, bins)):
+        return right("router")(**inputs)
+
+
+def loads_twice(**inputs: Any) -> Any:
+    routes = right("router")(**inputs)
+    if inputs["load_E"] is not None:
+        inputs["load_E"][routes.expert_TR[:1]] += 1
+    return routes
+
+
 def clamped(gate_up_2I: Tensor, beta: float, linear_beta: float) -> Tensor:
     gate, up = gate_up_2I.chunk(2, dim=-1)
     capped = gate.clamp(-beta, beta) if gate.abs().max() > 50 else beta * torch.tanh(gate / beta)
@@ -311,6 +335,10 @@ FAULTS = [
     Fault("remembered", "situ", ("determinism",), remembered("situ")),
     changed("noisy", "router", "determinism", lambda out, **_: out._replace(
         weight_TR=out.weight_TR + 1e-6 * torch.rand(out.weight_TR.shape))),
+    fed("padding_counted", "router", "lengths, regimes", lambda **x: {"is_counted_T": None}),
+    Fault("counters_begun_anew", "router", ("batches",), begins_anew),
+    Fault("bins_of_another_width", "router", ("lengths",), in_wider_bins),
+    Fault("twice_the_load", "router", ("lengths",), loads_twice),
     changed("noisy_seed", "router", "side effects", lambda out, **_: out._replace(
         weight_TR=out.weight_TR + 0 * torch.rand(1))),
     Fault("sets_precision", "linear", ("side effects",), with_setting(

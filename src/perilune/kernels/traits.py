@@ -50,7 +50,9 @@ class Traits:
     packing: str = ""
     """The input that says where sequences lie; without one a token sees no other token."""
     in_place: tuple[str, ...] = ()
-    """Inputs that the op writes to. Only these may change."""
+    """Inputs with states that the op writes to."""
+    counters: tuple[str, ...] = ()
+    """Inputs that every token adds to; None where nothing is counted."""
     slots: str = ""
     """The input with each sequence's row of every in-place input; other rows stay as they are."""
     inert_slot: int | None = None
@@ -75,3 +77,8 @@ class Traits:
     """Backends whose rounding, but not whose result, depends on later tokens of a chunk."""
     graphs: frozenset[str] = frozenset()
     """Backends that can be captured in a CUDA graph."""
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Inputs that may change, and no others."""
+        return self.in_place + self.counters

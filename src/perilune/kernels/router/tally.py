@@ -41,16 +41,14 @@ def grid(bias_E: Tensor, bins: int) -> Grid:
 
 def add(tally: Tally, score_TE: Tensor, alpha_T: Tensor, expert_TR: Tensor, bias_E: Tensor) -> None:
     """Counts every expert of every token once."""
-    num_experts, bins = tally.count_EB.shape
+    bins = tally.count_EB.shape[1]
     low, width = grid(bias_E, bins)
     bin_TE = ((alpha_T[:, None] - score_TE - low) / width).long().clamp(0, bins - 1)
-    first_E = torch.arange(num_experts, device=bin_TE.device) * bins
-    _count(tally.count_EB.view(-1), bin_TE + first_E, tally.is_counted_T)
-    _count(tally.load_E, expert_TR, tally.is_counted_T)
+    tally.count_EB.scatter_add_(1, bin_TE.t(), _ones(bin_TE, tally).t())
+    tally.load_E.scatter_add_(0, expert_TR.reshape(-1), _ones(expert_TR, tally).reshape(-1))
 
 
-def _count(counters: Tensor, index_TN: Tensor, is_counted_T: Tensor | None) -> None:
-    one_TN = torch.ones_like(index_TN, dtype=counters.dtype)
-    if is_counted_T is not None:
-        one_TN = is_counted_T[:, None].to(counters.dtype).expand_as(index_TN)
-    counters.scatter_add_(0, index_TN.reshape(-1), one_TN.reshape(-1))
+def _ones(index_TN: Tensor, tally: Tally) -> Tensor:
+    if tally.is_counted_T is None:
+        return torch.ones_like(index_TN, dtype=torch.int32)
+    return tally.is_counted_T[:, None].to(torch.int32).expand_as(index_TN)

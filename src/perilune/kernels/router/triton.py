@@ -47,8 +47,6 @@ def route(
         experts, tokens = logits_TE.shape[1:], logits_TE.shape[:1]
         assert count_EB.shape[:1] == load_E.shape == experts, (count_EB.shape, load_E.shape)
         assert is_counted_T is None or is_counted_T.shape == tokens, is_counted_T.shape
-        assert count_EB.is_contiguous()
-        assert load_E.is_contiguous()
         assert count_EB.dtype == load_E.dtype == torch.int32, (count_EB.dtype, load_E.dtype)
         counted = None if is_counted_T is None else is_counted_T.contiguous()
         tally = Tally(count_EB, load_E, counted)

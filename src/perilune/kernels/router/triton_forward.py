@@ -58,6 +58,7 @@ def forward(
             *(tally or Tally(None, None, None)),
             t,
             logits_TE.stride(0),
+            *((0, 0, 0) if tally is None else (*tally.count_EB.stride(), *tally.load_E.stride())),
             scale,
             E=e,
             R=num_active,
@@ -83,6 +84,9 @@ def _forward(
     counted_p,
     num_tokens,
     row_stride,
+    count_stride,
+    bin_stride,
+    load_stride,
     scale,
     E: tl.constexpr,
     R: tl.constexpr,
@@ -156,6 +160,7 @@ def _forward(
         bins_GMNJ = tl.div_rn(required_GMNJ - low, tl.full(e_GMNJ.shape, width, tl.float32))
         bin_GMNJ = tl.minimum(tl.maximum(bins_GMNJ.to(tl.int32), 0), B - 1)
         is_one_GMNJ = here_GMNJ & is_counted_M[None, :, None, None]
-        tl.atomic_add(count_p + e_GMNJ * B + bin_GMNJ, 1, mask=is_one_GMNJ, sem="relaxed")
+        count_GMNJ = count_p + e_GMNJ * count_stride + bin_GMNJ * bin_stride
+        tl.atomic_add(count_GMNJ, 1, mask=is_one_GMNJ, sem="relaxed")
         is_one_RM = (r_ < R) & is_counted_M[None, :]
-        tl.atomic_add(load_p + expert_RM, 1, mask=is_one_RM, sem="relaxed")
+        tl.atomic_add(load_p + expert_RM * load_stride, 1, mask=is_one_RM, sem="relaxed")

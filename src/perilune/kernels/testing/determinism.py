@@ -1,4 +1,4 @@
-"""Two runs are the same bits, and a row is what it is alone."""
+"""Two runs are the same bits, a row is what it is alone, and counters add up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from perilune.kernels.testing.compare import compare, identical
+from perilune.kernels.testing.compare import compare, holds, identical
 from perilune.kernels.testing.result import Case, Finding
 from perilune.kernels.testing.slicing import of_sequences, results_of
 from perilune.kernels.testing.subject import Draw, Subject
@@ -23,11 +23,14 @@ def determinism(subject: Subject) -> Iterator[Case]:
 
 
 def batches(subject: Subject) -> Iterator[Case]:
-    """A row in a batch against the row alone; bitwise as far as the backend declares it."""
+    """A row in a batch against the row alone, bitwise as far as the backend declares it; and what
+    a batch adds to counters against what its halves add."""
     if not subject.traits.tokens:
         return
     for rows in subject.sizes.batches:
         yield subject.case(f"a row of {rows}", _row, rows)
+        if subject.traits.counters:
+            yield subject.case(f"counters of {rows}", _counters, rows)
 
 
 def _twice(subject: Subject, draw: Draw, lengths: tuple[int, ...], grad: bool) -> Iterator[Finding]:
@@ -63,3 +66,20 @@ def _row(subject: Subject, draw: Draw, rows: int) -> Iterator[Finding]:
         found = identical(got, want) if exact else compare(got, want, subject.tolerance)
         for what, error, bound in found:
             yield Finding(f"{what} of row {n}", error, bound)
+
+
+def _counters(subject: Subject, draw: Draw, rows: int) -> Iterator[Finding]:
+    """Those of the second half go on from where the first half left them."""
+    traits, inputs = subject.traits, draw(rows)
+    together = subject.run(inputs)
+    counted = [name for name in traits.counters if inputs[name] is not None]
+    yield holds("counters change", all(f"after {name}" in together for name in counted))
+    start = 0
+    after = {name: inputs[name] for name in counted}
+    for end in (rows // 2, rows):
+        part = of_sequences(traits, inputs, range(start, end)) | after
+        found = subject.run(part)
+        after = {name: found[f"after {name}"].cpu() for name in counted}
+        start = end
+    want = {f"after {name}": x for name, x in after.items()}
+    yield from identical({what: together[what].cpu() for what in want}, want)

@@ -58,4 +58,5 @@ def _overwrite(buffers: Inputs, values: Inputs) -> None:
 def _results(subject: Subject, out: Any, buffers: Inputs) -> Results:
     outputs = [out] if isinstance(out, Tensor) else [x for x in out if x is not None]
     results = {f"output {i}": x for i, x in enumerate(outputs)}
-    return results | {f"after {name}": buffers[name] for name in subject.traits.in_place}
+    changed = {name: buffers[name] for name in subject.traits.written}
+    return results | {f"after {name}": x for name, x in changed.items() if x is not None}

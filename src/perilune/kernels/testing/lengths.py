@@ -56,7 +56,7 @@ def _nothing(subject: Subject, draw: Draw, grad: bool) -> Iterator[Finding]:
         yield holds(f"output {index} empty", got[f"output {index}"].shape[axis] == 0)
     if not subject.traits.token_outputs:
         yield holds(REFUSED_OR_EMPTY, False)
-    for name in subject.traits.in_place:
+    for name in (each for each in subject.traits.written if inputs[each] is not None):
         yield from identical({name: got[f"after {name}"].cpu()}, {name: inputs[name].detach()})
     for name, index in subject.traits.state_outputs.items():
         after = got[f"output {index}"].cpu()

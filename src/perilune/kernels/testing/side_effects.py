@@ -51,7 +51,7 @@ def _nothing_left(
         yield holds(f"{name} unchanged", now[name] == was)
     yield holds("no warning", not warned)
     for name, was in before.items():
-        if name not in subject.traits.in_place:
+        if name not in subject.traits.written:
             yield holds(f"{name} unchanged", same_bits(inputs[name], was))
 
 

@@ -112,7 +112,7 @@ class Subject:
             op or self.op,
             inputs,
             grad=grad,
-            always=self.traits.in_place,
+            always=self.traits.written,
             guarded=self.implementation.interpreted,
             around=around,
         )
@@ -148,7 +148,7 @@ class Draw:
             wide = as_double(inputs)
             wide = placed(wide, subject.device, grad=grad) if many else wide
             subject.truths[key] = run(
-                load_attr(path), wide, grad=grad, always=subject.traits.in_place
+                load_attr(path), wide, grad=grad, always=subject.traits.written
             )
         return subject.truths[key]
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perilune.core.errors import CheckpointError
-from perilune.model.mxfp4 import CODE_VALUES, Packed, fake_quantize, pack, unpack
+from perilune.kernels.common.mxfp4 import CODE_VALUES
+from perilune.model.mxfp4 import Packed, fake_quantize, pack, unpack
 
 SIGNED = [*CODE_VALUES, *(-value for value in CODE_VALUES)]
 

@@ -19,12 +19,9 @@ import torch
 from torch import Tensor
 
 from perilune.core.errors import CheckpointError
+from perilune.kernels.common.mxfp4 import CODE_VALUES, GROUP, NAN_SCALE, SCALE_BIAS
 
-GROUP = 32
-CODE_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the low three bits; bit 3 is the sign."""
 LARGEST = CODE_VALUES[-1]
-NAN_SCALE = 255
 
 
 class Packed(NamedTuple):
@@ -107,7 +104,7 @@ def _to_grid(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     exponent = x.abs().amax(dim=-1).view(torch.int32) >> 23
     byte = (exponent - 2).clamp(0, NAN_SCALE - 1)
     # Multiplying by the inverse scale: it is never subnormal here, so flushing cannot hurt.
-    y = x * _power_of_two(254 - byte)[..., None]
+    y = x * _power_of_two(2 * SCALE_BIAS - byte)[..., None]
     magnitude = y.abs()
     step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
     return (torch.round(y / step) * step).clamp(-LARGEST, LARGEST), byte

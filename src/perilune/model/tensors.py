@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from math import prod
 from typing import Literal, NamedTuple
 
+from perilune.kernels.common.mxfp4 import GROUP
 from perilune.model.config import ModelConfig, MoEConfig
 from perilune.model.shard import DTYPE_BYTES
 
 A_LOG_MULTIPLE = 128
-MXFP4_GROUP = 32
 STORED_AS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 VISION_NAME = re.compile(r"(vision_tower|mm_projector)\.")
@@ -179,7 +179,7 @@ class _Layout:
                 yield TensorSpec(file_name, shape, self.weight_dtypes, target, "plain", index, rows)
                 continue
             out, columns = shape
-            packed, scale = (out, columns // 2), (out, columns // MXFP4_GROUP)
+            packed, scale = (out, columns // 2), (out, columns // GROUP)
             yield TensorSpec(f"{file_name}_packed", packed, ("U8",), target, "packed", index, rows)
             yield TensorSpec(f"{file_name}_scale", scale, ("U8",), target, "scale", index, rows)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from perilune.kernels.common.cases import BF16, FP32, normal
-from perilune.kernels.experts.tiles import GROUP, Packed, tiled
+from perilune.kernels.common.mxfp4 import GROUP
+from perilune.kernels.experts.tiles import Packed, tiled
 from perilune.kernels.registry import Inputs, OpSpec
 
 

@@ -21,7 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROWS, COLUMNS, GROUP = 64, 128, 32
+from perilune.kernels.common.mxfp4 import CODE_VALUES, GROUP, NAN_SCALE, SCALE_BIAS
+
+ROWS, COLUMNS = 64, 128
 WORDS = ROWS * COLUMNS // 8
 SCALE_WORDS = ROWS * COLUMNS // GROUP // 4
 PAD_ROWS = 2 * ROWS
@@ -31,7 +33,6 @@ ALTERNATE = 8
 TOP_SCALE = 128
 """Up to this byte, a scale of 2, one product makes a value; see `triton_decode`."""
 PAIR, TOPS, SIGNS_AND_LOWS, WORD_BITS = 0x81C081C0, 0x01000100, 0x80C080C0, 0xFFFFFFFF
-_CODE_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Packed(NamedTuple):
@@ -79,10 +80,11 @@ def is_wide(packed: Packed) -> bool:
 def values(packed: Packed, dtype: torch.dtype) -> Tensor:
     """The matrices [E, O, I]; a scale of 255 makes NaN."""
     codes_EOI, scale_EOG = packed
-    magnitudes = torch.tensor(_CODE_VALUES, dtype=dtype, device=codes_EOI.device)
+    magnitudes = torch.tensor(CODE_VALUES, dtype=dtype, device=codes_EOI.device)
     nibbles = torch.stack([codes_EOI & 15, codes_EOI >> 4], -1).flatten(-2).int()
     table = torch.cat([magnitudes, -magnitudes])
-    scales = torch.exp2(scale_EOG.double() - 127).where(scale_EOG != 255, torch.nan).to(dtype)
+    scales = torch.exp2(scale_EOG.double() - SCALE_BIAS)
+    scales = scales.where(scale_EOG != NAN_SCALE, torch.nan).to(dtype)
     return table[nibbles] * scales.repeat_interleave(GROUP, -1)
 
 

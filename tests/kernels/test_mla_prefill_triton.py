@@ -179,6 +179,10 @@ def test_the_library_gets_long_sequences_of_one_length(
     q, asked = OnGPU(), (packing, keys)
     assert sdpa.is_faster(q, q, *asked, True) == trained
     assert sdpa.is_faster(q, q, *asked, False) == inferred
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert not sdpa.is_faster(q, q, *asked, True)
+    assert sdpa.is_faster(q, q, *asked, False) == inferred
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     odd = OnGPU(shape=(8192, 96, 60))
     assert not sdpa.is_faster(odd, q, *asked, True)
     assert not sdpa.is_faster(q, odd, *asked, True)

@@ -433,3 +433,47 @@ def test_a_decode_that_differs_from_prefill_is_revealed(monkeypatch):
         spec("kda_chunk"), drawn=9, backend="reference", tier="cpu", families=["states"]
     )
     assert {r.case for r in results if not r.passed} == {"token by token"}
+
+
+class Noisy(torch.autograd.Function):
+    """Gradients that are other bits every time; but for `noise` where torch asks for the same."""
+
+    noise = 0.0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        asked = torch.are_deterministic_algorithms_enabled()
+        return grad * (1 + (Noisy.noise if asked else 1e-7) * torch.rand_like(grad))
+
+
+PACK, LONG = "twice with gradients, lengths", "twice with gradients, length"
+
+
+@pytest.mark.parametrize(
+    ("declared", "noise", "found"),
+    [
+        (None, 0.0, {PACK}),
+        (lambda inputs: False, 0.0, {PACK, LONG}),
+        (lambda inputs: True, 0.0, set()),
+        (lambda inputs: True, 1e-7, {"twice as torch is asked to, length"}),
+    ],
+)
+def test_gradients_vary_only_as_is_declared(declared, noise, found, monkeypatch):
+    attend = right("mla_prefill")
+    planted = ModuleType("planted")
+    planted.attend = lambda q_THK, **x: attend(q_THK=Noisy.apply(q_THK), **x)
+    vary = {} if declared is None else {"reference": declared}
+    planted.TRAITS = replace(load_attr(spec("mla_prefill").traits), gradients_vary=vary)
+    monkeypatch.setitem(sys.modules, "planted", planted)
+    monkeypatch.setattr(Noisy, "noise", noise)
+    changes = {"reference": "planted:attend", "traits": "planted:TRAITS", "backends": {}}
+    wrong = replace(spec("mla_prefill"), **changes)
+    asked = {"backend": "reference", "tier": "cpu", "families": ["determinism"]}
+    results = list(check_properties(wrong, drawn=9, **asked))
+    assert {r.case.rpartition(" ")[0] for r in results if not r.passed} == found
+    assert any(r.case.startswith("twice as torch") for r in results) == (declared is not None)
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -73,6 +73,9 @@ class Traits:
     hands over to the reference; without an entry it never does."""
     batch_invariant: Mapping[str, int] = field(default_factory=dict)
     """Backend -> up to how many tokens (sequences) a row has the bits that it has alone."""
+    gradients_vary: Mapping[str, Callable[[Inputs], bool]] = field(default_factory=dict)
+    """Backend -> whether gradients of these inputs may have other bits the next time, unless torch
+    is asked for deterministic algorithms. Without an entry none do."""
     rounding_sees_ahead: frozenset[str] = frozenset()
     """Backends whose rounding, but not whose result, depends on later tokens of a chunk."""
     graphs: frozenset[str] = frozenset()

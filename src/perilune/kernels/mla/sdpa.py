@@ -11,14 +11,11 @@ from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.common.row_major import row_major
+from perilune.kernels.mla.prefill_lengths import is_long
 from perilune.kernels.mla.reference import with_shared
 from perilune.kernels.mla.triton_join import Join
 
 cudnn_attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-MIN_TOKENS, MIN_TRAINED_TOKENS = 8192, 1024
-"""Of a sequence, for calls that need no gradient and for those that do. cuDNN builds a plan for
-every new shape, in 40 to 70 ms: the layers of one prompt repay it from 8,192 tokens on, and
-training has the same shape again and again."""
 HOPPER = (9, 0)
 ALIGN = 8
 """Channels of a head are a multiple of this."""
@@ -27,15 +24,15 @@ ALIGN = 8
 def is_faster(
     q_THK: Tensor, v_THV: Tensor, packing: Packing, keys: Packing | None, trains: bool
 ) -> bool:
-    """Sequences of one length that is not short, without documents or cached keys in front, on a
-    GPU whose cuDNN serves keys and values of unlike widths."""
+    """Long sequences of one length, without documents or cached keys in front, on a GPU whose
+    cuDNN serves keys and values of unlike widths. No gradients where torch is asked for the same
+    bits every time: cuDNN's backward, as torch calls it, adds up dq in whatever order it comes."""
     if not q_THK.is_cuda or torch.cuda.get_device_capability(q_THK.device) < HOPPER:
         return False
-    causal = packing.segment_BL is None and (keys is None or keys.lengths == packing.lengths)
-    least = MIN_TRAINED_TOKENS if trains else MIN_TOKENS
-    long = packing.is_dense and packing.max_len >= least
+    if trains and torch.are_deterministic_algorithms_enabled():
+        return False
     aligned = q_THK.shape[-1] % ALIGN == v_THV.shape[-1] % ALIGN == 0
-    return q_THK.dtype == torch.bfloat16 and aligned and causal and long
+    return q_THK.dtype == torch.bfloat16 and aligned and is_long(packing, keys, trains)
 
 
 def attend(

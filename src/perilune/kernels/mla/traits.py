@@ -8,6 +8,7 @@ from perilune.kernels.common.cases import normal
 from perilune.kernels.common.few_tokens import fp32_inference
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.mla.paged import paged
+from perilune.kernels.mla.prefill_lengths import is_long
 from perilune.kernels.registry import Inputs
 from perilune.kernels.traits import Traits
 
@@ -49,6 +50,12 @@ def _make_cache(
     }
 
 
+def _library_trains(inputs: Inputs) -> bool:
+    """cuDNN, in whose backward the order of sums is another one each time."""
+    is_bf16 = inputs["q_THK"].dtype == torch.bfloat16
+    return is_bf16 and is_long(inputs["packing"], inputs.get("keys"), trains=True)
+
+
 def _cpu_serves(inputs: Inputs) -> bool:
     return fp32_inference(inputs["q_NQHC"]) and inputs["latent_PSC"].is_contiguous()
 
@@ -60,6 +67,7 @@ PREFILL = Traits(
     widths=(10,),
     full_widths=(192,),
     scaled=("q_THK", "v_SHV"),
+    gradients_vary={"cuda": _library_trains},
 )
 DECODE = Traits(
     make=_make_cache,

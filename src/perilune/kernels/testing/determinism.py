@@ -20,6 +20,10 @@ def determinism(subject: Subject) -> Iterator[Case]:
             how = " with gradients" if grad else ""
             yield subject.case(f"twice{how}{tail}", _twice, lengths, grad)
         yield subject.case(f"new values in the same memory{tail}", _reused, lengths)
+    if subject.implementation.backend in subject.traits.gradients_vary and subject.trains:
+        long = subject.sizes.lengths[-1:]
+        yield subject.case(f"twice with gradients, length {long[0]}", _twice, long, True)
+        yield subject.case(f"twice as torch is asked to, length {long[0]}", _asked_twice, long)
 
 
 def batches(subject: Subject) -> Iterator[Case]:
@@ -35,7 +39,27 @@ def batches(subject: Subject) -> Iterator[Case]:
 
 def _twice(subject: Subject, draw: Draw, lengths: tuple[int, ...], grad: bool) -> Iterator[Finding]:
     inputs = draw(*lengths)
-    yield from identical(subject.run(inputs, grad=grad), subject.run(inputs, grad=grad))
+    first, second = (subject.run(inputs, grad=grad) for _ in range(2))
+    vary = subject.traits.gradients_vary.get(subject.implementation.backend)
+    if not grad or vary is None or not vary(inputs):
+        yield from identical(first, second)
+        return
+    outputs = [what for what in first if not what.startswith("grad ")]
+    yield from identical(*({what: found[what] for what in outputs} for found in (first, second)))
+    yield from compare(first, second, subject.tolerance)
+
+
+def _asked_twice(subject: Subject, draw: Draw, lengths: tuple[int, ...]) -> Iterator[Finding]:
+    """Every bit, gradients too, where only deterministic algorithms are allowed."""
+    inputs = draw(*lengths)
+    before = torch.are_deterministic_algorithms_enabled()
+    # cuBLAS is not asked: it would want an environment variable.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        first, second = (subject.run(inputs, grad=True) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    yield from identical(first, second)
 
 
 def _reused(subject: Subject, draw: Draw, lengths: tuple[int, ...]) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from perilune.kernels.common.packing import Packing
 from perilune.model.config import ModelConfig
 from perilune.model.device import device_of
 from perilune.model.load import load_checkpoint
+from perilune.model.lone import LoneSequence
 from perilune.model.model import Transformer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -45,10 +46,10 @@ class LanguageModel:
         """Decodes one token, so that no request waits for what is compiled at its first use: on a
         CPU some twenty seconds, once for an installation. A GPU reads two prompts before: what
         Triton compiles is fit for sizes that are multiples of 16, or for any."""
-        cache = self.model.new_cache()
-        for count in (1,) if self.device.type == "cpu" else (512, 2, 1):
-            tokens = torch.zeros(count, dtype=torch.long, device=self.device)
-            self.model(tokens, Packing.of([count]), [cache])
+        sequence = LoneSequence(self.model)
+        for count in (1,) if self.device.type == "cpu" else (512, 2):
+            sequence.prefill(torch.zeros(count, dtype=torch.long, device=self.device))
+        sequence.decode(torch.zeros(1, dtype=torch.long, device=self.device))
 
     @torch.inference_mode()
     def logits(self, ids_BT: Any) -> Tensor:
@@ -100,13 +101,13 @@ class LanguageModel:
         stops = self.config.eos_ids if stop_ids is None else frozenset(stop_ids)
         generator = torch.Generator(self.device)
         generator.seed() if seed is None else generator.manual_seed(index(seed))
-        cache, out = self.model.new_cache(), []
+        sequence, out = LoneSequence(self.model), []
+        [logits_V] = sequence.prefill(ids)
         while True:
-            logits_V = self.model(ids, Packing.of([len(ids)]), [cache], last_only=True)[0]
             out.append(_draw(logits_V, temperature, generator))
             if out[-1] in stops or len(out) == max_tokens:
                 return out
-            ids = torch.tensor(out[-1:], device=self.device)
+            [logits_V] = sequence.decode(torch.tensor(out[-1:], device=self.device))
 
     def _check(self, token_ids: Any) -> Tensor:
         try:

@@ -12,7 +12,7 @@ from perilune.core.errors import UnsupportedError
 from perilune.kernels.linear import cublas, reference, triton_scores
 from perilune.kernels.linear import triton as linear
 from perilune.kernels.testing import relative_error
-from perilune.kernels.testing.memory import NewMemory
+from perilune.kernels.testing.memory import NewMemory, banded
 
 FP32, BF16 = torch.float32, torch.bfloat16
 LIMIT = 5e-7
@@ -26,8 +26,10 @@ def drawn(tokens, width, outputs, token_dtype=BF16, weight_dtype=FP32):
 
 
 def error(x_TI, weight_OI):
+    """Sevens lie around the operands, and NaN in new memory."""
+    operands = [banded(x, 7.0)[1].copy_(x) for x in (x_TI, weight_OI)]
     with NewMemory(poisoned=True):
-        y_TO = linear.scores(x_TI, weight_OI)
+        y_TO = linear.scores(*operands)
     assert y_TO.dtype == FP32
     return relative_error(y_TO, x_TI.double() @ weight_OI.double().t())
 

@@ -100,15 +100,33 @@ def test_round_trip_without_forgery(a: str, b: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"tools": (WEATHER,), "tool_choice": "required"}, "cannot require a call"),
-        ({"response_format": ResponseFormat(type="json_object")}, "has no json_object"),
+        {"tools": (WEATHER,), "tool_choice": "required"},
+        {"tools": (WEATHER,), "response_format": ResponseFormat(type="json_object")},
     ],
 )
-def test_what_the_format_cannot_say_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(TextError, match=message):
-        FORMAT.encode(request(user("u"), **options))
+def test_what_the_format_has_no_words_for_is_held_to(options: dict[str, object]) -> None:
+    plain = request(user("u"), tools=(WEATHER,))
+    assert FORMAT.grammar(plain) is None
+    wanted = request(user("u"), **options)
+    assert FORMAT.encode(wanted) == FORMAT.encode(plain)
+    assert FORMAT.grammar(wanted) is not None
+
+
+def test_a_named_function_is_the_only_one_declared() -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    options = {"tool_choice": "required", "tool_choice_name": "weather"}
+    both = FORMAT.encode(request(user("u"), tools=(WEATHER, other), **options))
+    assert both == FORMAT.encode(request(user("u"), tools=(WEATHER,)))
+
+
+def test_calls_need_their_tokens() -> None:
+    names = {name: NAMES[name] for name in im_names.REQUIRED}
+    bare = ImFormat(RankTokenizer(byte_ranks(), names, [NAMES["<|im_end|>"]]))
+    wanted = request(user("u"), tools=(WEATHER,), tool_choice="required")
+    with pytest.raises(TextError, match="no tokens for calls"):
+        bare.grammar(wanted)
 
 
 def test_no_choice_declares_no_tools() -> None:

@@ -31,6 +31,26 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the generated tokens have to spell. The engine hands the text to its grammar library."""
+
+    kind: Literal["llguidance"] = "llguidance"
+    text: str
+    """A Lark grammar of llguidance, or its JSON list of grammars. A comment line says, for errors,
+    which field of a request the line below it comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTable:
+    """What a grammar has to know of a vocabulary."""
+
+    tokens: tuple[bytes, ...]
+    """By id; empty for an id that is no token."""
+    control_ids: frozenset[int]
+    """Tokens that are never text, whatever their bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRequest:
     """Token ids in: one sequence for the engine."""
 
@@ -43,6 +63,8 @@ class TokenRequest:
     stop_ids: frozenset[int] = frozenset()
     """Generation ends after any of these; the stop token itself is reported as an event."""
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+    """Holds every token but the stop tokens, which are allowed where the grammar may end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +168,14 @@ ToolChoice = Literal["auto", "none", "required"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormat:
-    type: Literal["text", "json_object", "json_schema"] = "text"
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"] = "text"
     schema: Mapping[str, Any] | None = None
+    strict: bool = True
+    """Whether the answer is held to `schema`, or only to be JSON."""
+    pattern: str | None = None
+    """Of `regex`: what the whole answer matches."""
+    grammar: str | None = None
+    """Of `grammar`: Lark text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +189,8 @@ class ChatRequest:
     tool_choice: ToolChoice = "auto"
     tool_choice_name: str | None = None
     """The function that must be called, with `tool_choice == "required"`."""
+    parallel_tool_calls: bool = True
+    """Whether one answer may hold several calls."""
     response_format: ResponseFormat = ResponseFormat()
     thinking: bool = True
     thinking_effort: Literal["low", "medium", "high", "max"] | None = None

@@ -7,6 +7,8 @@ from collections.abc import Collection
 
 from perilune.core.errors import ContextLengthError, RequestError
 from perilune.core.types import EngineInfo, SamplingParams, TokenRequest
+from perilune.engine.grammar_compiler import GrammarCompiler
+from perilune.engine.grammar_state import GrammarState
 from perilune.engine.sampling_state import SamplingState
 from perilune.engine.sequence import TokenSequence
 
@@ -24,12 +26,19 @@ send, narrow enough for logits to stay finite."""
 _MAX_BIAS = 1000.0
 
 
-def admit(request: TokenRequest, info: EngineInfo) -> TokenSequence:
+def admit(
+    request: TokenRequest, info: EngineInfo, grammars: GrammarCompiler | None = None
+) -> TokenSequence:
     """Checks `request` against the model; the answer is cut to what the context leaves.
+
+    Blocks while a grammar is compiled.
 
     Raises:
         ContextLengthError: the prompt leaves no room for one token.
-        RequestError: an empty prompt, an id outside the vocabulary, a bad parameter.
+        RequestError: an empty prompt, an id outside the vocabulary, a bad parameter, a grammar for
+            an engine without `grammars`.
+        GrammarError: as `GrammarCompiler.start`.
+        OverloadedError: so.
     """
     if not request.prompt_ids:
         raise RequestError("the prompt is empty", param="prompt")
@@ -46,12 +55,29 @@ def admit(request: TokenRequest, info: EngineInfo) -> TokenSequence:
         )
     _check_ids(request.prompt_ids, info.vocab_size, "prompt")
     _check_sampling(request.sampling, info.vocab_size)
+    stop_ids = request.stop_ids if request.ignore_eos else request.stop_ids | info.eos_ids
+    grammar = _start_grammar(request, stop_ids, grammars)
     return TokenSequence(
         request=request,
-        stop_ids=request.stop_ids if request.ignore_eos else request.stop_ids | info.eos_ids,
+        stop_ids=stop_ids,
         max_tokens=min(request.max_tokens, info.max_context - prompt_len),
-        sampling=SamplingState(request.sampling, request.prompt_ids),
+        sampling=SamplingState(request.sampling, request.prompt_ids, grammar),
     )
+
+
+def _start_grammar(
+    request: TokenRequest, stop_ids: frozenset[int], grammars: GrammarCompiler | None
+) -> GrammarState | None:
+    if request.grammar is None:
+        return None
+    if grammars is None:
+        raise RequestError(
+            "this engine was started without grammars, and cannot hold an answer to one",
+            code="unsupported",
+        )
+    if request.ignore_eos:
+        raise RequestError("a grammar ends with a stop token, which ignore_eos would ignore")
+    return grammars.start(request.grammar, stop_ids)
 
 
 def _check_ids(token_ids: Collection[int], vocab_size: int, param: str) -> None:

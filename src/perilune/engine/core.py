@@ -144,7 +144,7 @@ class EngineCore:
 
 def _event(sequence: TokenSequence, sampled: Sampled) -> TokenEvent:
     if sampled.token_id is None:
-        return _error(sequence, "the model gave logits that are not finite")
+        return _error(sequence, sampled.fault or "no token could be sampled")
     return TokenEvent(
         request_id=sequence.request.request_id,
         token_id=sampled.token_id,

@@ -6,10 +6,19 @@
     ├── WireError                    500: two processes do not understand each other
     └── PoolFullError                503: no page or slot is free; the scheduler preempts instead
 
-Bad requests raise `RequestError`, `ContextLengthError` or `OverloadedError` of the core tree.
+    core.errors.RequestError         400
+    └── GrammarError                 400: a grammar that is none, or that takes too much
+
+Other bad requests raise `RequestError`, `ContextLengthError` or `OverloadedError` of the core tree.
 """
 
-from perilune.core.errors import EngineError
+from perilune.core.errors import EngineError, RequestError
+
+
+class GrammarError(RequestError):
+    """The answer cannot be held to this grammar; the message says where and why."""
+
+    code = "invalid_grammar"
 
 
 class EngineClosedError(EngineError):

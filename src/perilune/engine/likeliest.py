@@ -14,11 +14,14 @@ _FIRST_LOOK = 64
 
 
 def likeliest(values_V: Tensor, count: int) -> Tensor:
-    """Ids [C] of the `count` highest values, highest first, the lower id first on a tie."""
+    """Ids [C] of the `count` highest values, highest first, the lower id first on a tie.
+
+    Fewer where the others are -inf: what cannot be is not likely.
+    """
     count = min(count, values_V.shape[0])
     # A library's top-k breaks ties as it likes, so it only gives the value to reach.
     least = torch.topk(values_V, count).values[-1]
-    ids_C = (values_V >= least).nonzero()[:, 0]
+    ids_C = ((values_V >= least) & (values_V > -torch.inf)).nonzero()[:, 0]
     order_C = torch.sort(values_V[ids_C], descending=True, stable=True).indices
     return ids_C[order_C[:count]]
 
@@ -57,7 +60,7 @@ def _top_ids(scaled_V: Tensor, weight_V: Tensor, params: SamplingParams) -> Tens
     mass, count = params.top_p * weight_V.sum(), _FIRST_LOOK
     while True:
         ids_C = likeliest(scaled_V, count)
-        if len(ids_C) == len(scaled_V) or weight_V[ids_C].sum() >= mass:
+        if count >= len(scaled_V) or weight_V[ids_C].sum() >= mass:
             return _nucleus(ids_C, weight_V, mass)
         count *= 8
 

@@ -1,6 +1,7 @@
 """Logits to tokens, for all rows of a step at once.
 
-Order: bias and penalties (`sampling_state`), temperature, top-k, top-p, min-p (`likeliest`), draw.
+Order: grammars (`masking`), bias and penalties (`sampling_state`), temperature, top-k, top-p, min-p
+(`likeliest`), draw.
 
 Legend: B rows, one a sequence; R rows that are drawn; V vocabulary.
 """
@@ -15,17 +16,21 @@ from torch import Tensor
 
 from perilune.core.types import TokenLogprob
 from perilune.engine.likeliest import is_filtering, likeliest, removed_tokens
+from perilune.engine.masking import mask_forbidden
 from perilune.engine.sampling_state import SamplingState
+
+NOT_FINITE = "the model gave logits that are not finite"
 
 _FP32 = torch.finfo(torch.float32)
 
 
 class Sampled(NamedTuple):
     token_id: int | None
-    """None: the logits of the row were not finite."""
+    """None: `fault` says why there is none."""
     logprob: TokenLogprob | None = None
-    """Set when the parameters ask for it; taken from the model's own logits, whatever bias,
-    penalties, temperature and filters make of them."""
+    """Set when the parameters ask for it; taken from the model's own logits, over the tokens that
+    the grammar allows, whatever bias, penalties, temperature and filters make of them."""
+    fault: str | None = None
 
 
 @torch.inference_mode()
@@ -36,19 +41,21 @@ def sample(logits_BV: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
     the first id at which the running sum of the probabilities, in the order of ids, exceeds
     the row's random number: a function of the row, its parameters, its seed and its position.
     """
+    logits_BV, faults = mask_forbidden(logits_BV, states)
     shaped_BV = _shaped(logits_BV, states)
     best = shaped_BV.max(dim=-1)  # the first of equal maxima
     token_ids = best.indices.tolist()
     # The maximum is finite exactly when no logit is NaN or +inf and not all are -inf.
     finite = best.values.isfinite().tolist()
-    drawn = [i for i, s in enumerate(states) if finite[i] and s.params.temperature > 0]
+    faults = {i: NOT_FINITE for i, is_finite in enumerate(finite) if not is_finite} | faults
+    drawn = [i for i, s in enumerate(states) if i not in faults and s.params.temperature > 0]
     if drawn:
         for i, token_id in zip(drawn, _draw(shaped_BV, best.values, drawn, states), strict=True):
             token_ids[i] = token_id
     return [
         Sampled(token_ids[i], _logprob(logits_BV[i], token_ids[i], state.params.logprobs))
-        if finite[i]
-        else Sampled(None)
+        if i not in faults
+        else Sampled(None, fault=faults[i])
         for i, state in enumerate(states)
     ]
 

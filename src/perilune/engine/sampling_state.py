@@ -11,14 +11,21 @@ import torch
 from torch import Tensor
 
 from perilune.core.types import SamplingParams
+from perilune.engine.grammar_state import GrammarState
 from perilune.engine.randomness import draw_seed, uniform
 
 
 class SamplingState:
-    """Parameters, seed and, only if a penalty asks for them, token counts."""
+    """Parameters, seed, the place in a grammar and, only if a penalty asks for them, counts."""
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        grammar: GrammarState | None = None,
+    ) -> None:
         self.params = params
+        self.grammar = grammar
         self.seed = draw_seed() if params.seed is None else params.seed
         self.num_drawn = 0
         """Generated tokens so far; numbers the random draws."""
@@ -44,6 +51,8 @@ class SamplingState:
     def append(self, token_id: int) -> None:
         """Takes note of a generated token."""
         self.num_drawn += 1
+        if self.grammar is not None:
+            self.grammar.advance(token_id)
         if self._has_counts or self._has_repetition:
             self._new_ids.append(token_id)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from perilune.core.types import (
     ChatRequest,
+    Grammar,
     ImagePart,
     Message,
     ReasoningDelta,
@@ -92,6 +93,14 @@ class ChatFormat(Protocol):
 
     def encode(self, request: ChatRequest) -> list[int]:
         """Prompt ids, ending where the assistant starts to write. Raises as `check`."""
+        ...
+
+    def grammar(self, request: ChatRequest) -> Grammar | None:
+        """What the model has to write after the prompt of `request`; None if it may write anything.
+
+        Raises:
+            TextError: a schema, an expression or a grammar that an answer cannot be held to.
+        """
         ...
 
     def encode_conversation(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perilune.core.types import ChatRequest, Message, TextPart, ToolCall
+from perilune.core.types import ChatRequest, Grammar, Message, TextPart, ToolCall
 from perilune.text import im_names
 from perilune.text.chat import (
     TrainingIds,
@@ -19,7 +19,7 @@ from perilune.text.chat import (
     offered_tools,
     training_ids,
 )
-from perilune.text.errors import TextError
+from perilune.text.im_grammar import im_grammar
 from perilune.text.im_parser import ImParser
 from perilune.text.tokenizer import Segment, Tokenizer
 from perilune.text.xtml_markup import text_segment
@@ -39,23 +39,21 @@ class ImFormat:
         """Raises TextError if the request is one that cannot be written."""
         check_messages(request.messages)
         offered_tools(request)
-        if request.tool_choice == "required":
-            raise TextError("this model's chat format cannot require a call", param="tool_choice")
-        if request.response_format.type != "text":
-            raise TextError(
-                f"this model's chat format has no {request.response_format.type}",
-                param="response_format",
-            )
 
     def encode(self, request: ChatRequest) -> list[int]:
         """Prompt ids, ending where the assistant's text begins. Raises as `check`.
 
-        `thinking` and `thinking_effort` change nothing: the format has no words for them.
+        `thinking`, `thinking_effort`, a required call and a response format change nothing: the
+        format has no words for them. `grammar` holds the answer to the last two.
         """
         self.check(request)
-        tools = () if request.tool_choice == "none" else request.tools
+        tools = () if request.tool_choice == "none" else offered_tools(request)
         segments = render(request.messages, tools=tools, thoughts=self._thoughts)
         return self.tokenizer.encode_segments([*segments, *_turn_head("assistant", "assistant")])
+
+    def grammar(self, request: ChatRequest) -> Grammar | None:
+        """As `ChatFormat.grammar`."""
+        return im_grammar(request, self.tokenizer.special_ids)
 
     def encode_conversation(
         self,

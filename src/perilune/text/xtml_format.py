@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perilune.core.types import ChatRequest, Message
+from perilune.core.types import ChatRequest, Grammar, Message
 from perilune.text import k3_names
 from perilune.text.chat import TrainingIds, check_messages, offered_tools, training_ids
 from perilune.text.tokenizer import Tokenizer
 from perilune.text.xtml import render
+from perilune.text.xtml_grammar import xtml_grammar
 from perilune.text.xtml_parser import XtmlParser
 
 
@@ -39,6 +40,10 @@ class XtmlFormat:
             thinking_effort=request.thinking_effort or self._default_effort,
         )
         return self.tokenizer.encode_segments(segments)
+
+    def grammar(self, request: ChatRequest) -> Grammar | None:
+        """As `ChatFormat.grammar`: K3's thoughts are free, and the grammar holds what follows."""
+        return xtml_grammar(request, self.tokenizer.special_ids)
 
     def encode_conversation(
         self,

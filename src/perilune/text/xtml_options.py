@@ -62,8 +62,8 @@ def tool_choice(choice: ToolChoice) -> list[Segment]:
 
 
 def response_format(wanted: ResponseFormat) -> list[Segment]:
-    if wanted.type == "text":
-        return []
+    if wanted.type not in ("json_object", "json_schema"):
+        return []  # the wire format has no words for the others
     body = _FORMAT.format(wanted.type)
     if wanted.type == "json_schema":
         if wanted.schema is None:

@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 
-from perilune.kernels.common.packing import Packing
 from perilune.model.api import LanguageModel, load_model
-from perilune.model.cache import SequenceCache
+from perilune.model.lone import LoneSequence
 
 PROMPT_LEN = 512
 DECODE_STEPS = 64
@@ -35,15 +34,15 @@ DECODE_STEPS = 64
 class Ours:
     def __init__(self, loaded: LanguageModel) -> None:
         self.model = loaded.model
-        self.cache: SequenceCache = self.model.new_cache()
+        self.reset()
 
     @torch.inference_mode()
     def run(self, ids: list[int]) -> list[float]:
-        logits = self.model(torch.tensor(ids), Packing.of([len(ids)]), [self.cache], last_only=True)
-        return logits[0].tolist()
+        feed = self.sequence.decode if len(ids) == 1 else self.sequence.prefill
+        return feed(torch.tensor(ids))[0].tolist()
 
     def reset(self) -> None:
-        self.cache = self.model.new_cache()
+        self.sequence = LoneSequence(self.model)
 
 
 class Mlx:

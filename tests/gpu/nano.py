@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from steps import Together, check_graph, check_mixed, mixed_truth
 from torch import Tensor
 
 from perilune.engine.generate import generate
 from perilune.kernels import registry
 from perilune.kernels.attn_res import reference as attn_reference
 from perilune.kernels.causal_conv import reference as conv_reference
-from perilune.kernels.common.packing import Packing
 from perilune.kernels.kda import reference as kda_reference
 from perilune.kernels.kda_step import reference as step_reference
 from perilune.kernels.linear import reference as linear_reference
@@ -35,7 +35,6 @@ from perilune.kernels.norm import reference as norm_reference
 from perilune.kernels.serving import Serving
 from perilune.model.api import LanguageModel, load_model
 from perilune.model.init import random_weights
-from perilune.model.kda import KDA
 from perilune.model.model import Transformer
 from perilune.model.parse_config import parse_config
 from perilune.model.presets import tiny_k3
@@ -94,15 +93,11 @@ class Run(NamedTuple):
 def decode(model: LanguageModel, prompts: list[list[int]], forced_NS: Tensor | None = None) -> Run:
     """All prompts as one pack, then steps of all sequences, which feed their own tokens or those
     of `forced_NS`."""
-    device = model.device
-    caches = [model.model.new_cache() for _ in prompts]
-    ids = torch.tensor([i for prompt in prompts for i in prompt], device=device)
-    packing = Packing.of([len(prompt) for prompt in prompts])
-    logits = []
-    for step in range(NUM_TOKENS):
-        logits.append(model.model(ids, packing, caches, last_only=True))
-        ids = logits[-1].argmax(-1) if forced_NS is None else forced_NS[:, step].to(device)
-        packing = Packing.of([1] * len(prompts))
+    together = Together(model.model, [len(prompt) for prompt in prompts], NUM_TOKENS)
+    logits = [together.prefill(prompts)]
+    for step in range(NUM_TOKENS - 1):
+        ids = logits[-1].argmax(-1) if forced_NS is None else forced_NS[:, step].to(model.device)
+        logits.append(together.decode(ids))
     logits_NSV = torch.stack(logits, dim=1).cpu()
     return Run(logits_NSV.argmax(-1), logits_NSV)
 
@@ -211,53 +206,16 @@ def reference_run(prompts: list[list[int]]) -> Run:
 
 
 @torch.inference_mode()
-def check_graph(table: Table, dtype: str) -> None:
-    """A KDA layer's decode step: captured once, replayed, the same bits as without a graph."""
-    model = load_model(NANO, device="cuda", dtype=dtype).model
-    index, layer = next(
-        (i, each.self_attn)
-        for i, each in enumerate(model.model.layers)
-        if isinstance(each.self_attn, KDA)
-    )
-    for n in (1, 4):
-        generator = torch.Generator("cuda").manual_seed(n)
-        shape = (3, n, model.config.hidden_size)
-        xs = torch.randn(shape, generator=generator, device="cuda").to(model.head_weight.dtype)
-        packing = Packing.of([1] * n)
-        eager, captured = ([model.new_cache().layers[index] for _ in range(n)] for _ in range(2))
-        want = [layer(x, packing, eager) for x in xs]
-        x = xs[0].clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # a library's first call on a stream allocates
-            layer(x, packing, [model.new_cache().layers[index] for _ in range(n)])
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = layer(x, packing, captured)
-        got = []
-        for each in xs:
-            x.copy_(each)
-            graph.replay()
-            got.append(out.clone())
-        states = [(a.state_HKV, b.state_HKV) for a, b in zip(eager, captured, strict=True)]
-        same = all(torch.equal(a, b) for a, b in [*zip(got, want, strict=True), *states])
-        table.add(f"{dtype}: graph of a KDA step, {n} sequences", "replayed 3 times", same)
-
-
-@torch.inference_mode()
 def time_decode(table: Table, device: str, dtype: str, prompt: list[int]) -> None:
     model = load_model(NANO, device=device, dtype=dtype)
     for n in (1, 32):
-        caches = [model.model.new_cache() for _ in range(n)]
-        ids = torch.tensor(prompt * n, device=device)
-        ids = model.model(ids, Packing.of([len(prompt)] * n), caches, last_only=True).argmax(-1)
-        packing, steps = Packing.of([1] * n), 48
+        together, steps = Together(model.model, [len(prompt)] * n, 56), 48
+        ids = together.prefill([prompt] * n).argmax(-1)
         for step in range(steps + 8):
             if step == 8:
                 ids.tolist()  # waits for the GPU
                 start = time.perf_counter()
-            ids = model.model(ids, packing, caches, last_only=True).argmax(-1)
+            ids = together.decode(ids).argmax(-1)
         ids.tolist()
         rate = n * steps / (time.perf_counter() - start)
         table.add(f"{dtype}: decode, {n} sequences", f"{rate:.0f} tokens/s")
@@ -323,9 +281,13 @@ def main() -> int:
     table = Table()
     for dtype in LIMITS:
         check_tokens(table, args.device, dtype, prompts)
-    if args.device == "cuda":
-        for dtype in LIMITS:
-            check_graph(table, dtype)
+    with all_references():
+        truth = mixed_truth(load_model(NANO).model)
+    for dtype in LIMITS:
+        model = load_model(NANO, device=args.device, dtype=dtype).model
+        check_mixed(table.add, dtype, model, truth, LIMITS[dtype])
+        if args.device == "cuda" and dtype == "bfloat16":
+            check_graph(table.add, dtype, model)
     for dtype in LIMITS:
         time_decode(table, args.device, dtype, prompts[8])
     if args.device == "cuda":

@@ -7,14 +7,15 @@ import torch
 
 from perilune.engine.generate import generate
 from perilune.kernels import registry
-from perilune.kernels.common.packing import Packing
 from perilune.kernels.registry import load_attr, spec
 from perilune.kernels.serving import Serving
 from perilune.model.api import LanguageModel
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
 from perilune.model.parse_config import parse_config
+from perilune.model.pools import Pools
 from perilune.model.presets import tiny_k3, tiny_kimi_linear
+from perilune.model.step import Cut, Decoding, Prefilling
 
 # Scores above the diagonal, masked before they are used, may overflow.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -69,15 +70,23 @@ def difference(got: torch.Tensor, want: torch.Tensor) -> float:
 
 @torch.inference_mode()
 def in_pieces(model: LanguageModel) -> torch.Tensor:
-    """Two sequences with caches: prompts in chunks, then decoding alone and together."""
-    tokens = iter(ids(model, 60).tolist())
-    caches = [model.model.new_cache(), model.model.new_cache()]
+    """Two sequences on pools: prompts in chunks, a state cut out, then decoding alone, beside a
+    chunk and together."""
+    tokens, lengths = iter(ids(model, 61).tolist()), [0, 0]
+    device = torch.device("cpu")
+    pools = Pools.of(model.config, slots=3, pages=3, device=device, dtype=torch.float32)
     logits = []
-    for lengths in ([33, 7], [1, 0], [0, 12], [1, 1], [1, 1], [2, 1]):
-        here = [(n, cache) for n, cache in zip(lengths, caches, strict=True) if n]
-        token_ids = torch.tensor([next(tokens) for n, _ in here for _ in range(n)])
-        packing = Packing.of([n for n, _ in here])
-        logits.append(model.model(token_ids, packing, [cache for _, cache in here]))
+    for counts in ([33, 7], [1, 0], [1, 12], [1, 1], [1, 1], [2, 1]):
+        decoding, chunks = [], []
+        for n, count in enumerate(counts):
+            done, lengths[n] = lengths[n], lengths[n] + count
+            if count == 1:
+                decoding.append(Decoding(n, [n + 1], lengths[n]))
+            elif count:
+                cuts = [Cut(5, 2)] if count > 5 and n else []
+                chunks.append(Prefilling(n, [n + 1], done, count, cuts, count))
+        token_ids = torch.tensor([next(tokens) for _ in range(sum(counts))])
+        logits.append(model.model.step(token_ids, pools, pools.step(decoding, chunks)))
     return torch.cat(logits)
 
 

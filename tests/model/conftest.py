@@ -19,6 +19,7 @@ from torch import Tensor
 
 from perilune.kernels.common.packing import Packing
 from perilune.model.init import random_weights
+from perilune.model.lone import LoneSequence
 from perilune.model.model import Transformer
 from perilune.model.moe import Router
 from perilune.model.parse_config import parse_config
@@ -95,16 +96,17 @@ def _run(model: Transformer, ids_T: Tensor) -> tuple[Tensor, float]:
 
 @pytest.fixture(scope="session")
 def in_pieces() -> Callable[[Drawn, list[int]], np.ndarray]:
-    """Logits [T, V] of a frozen model that reads `lengths` tokens at a time into one cache."""
+    """Logits [T, V] of a frozen model that reads `lengths` tokens at a time, single ones as it
+    decodes."""
 
     @torch.inference_mode()
     def in_pieces(drawn: Drawn, lengths: list[int]) -> np.ndarray:
-        model = drawn.model.freeze()
-        cache = model.new_cache()
+        sequence = LoneSequence(drawn.model.freeze())
         outputs = [
-            model(piece, Packing.of([len(piece)]), [cache]) for piece in drawn.ids_T.split(lengths)
+            sequence.decode(piece) if len(piece) == 1 else sequence.prefill(piece, len(piece))
+            for piece in drawn.ids_T.split(lengths)
         ]
-        assert cache.length == len(drawn.ids_T)
+        assert sequence.length == len(drawn.ids_T)
         return torch.cat(outputs).numpy()
 
     return in_pieces

@@ -20,7 +20,9 @@ from perilune.model.init import random_weights
 from perilune.model.model import Transformer
 from perilune.model.norm import RMSNorm
 from perilune.model.parse_config import parse_config
+from perilune.model.pools import Pooled, Pools
 from perilune.model.presets import tiny_k3, tiny_kimi_linear
+from perilune.model.step import Decoding
 
 SMALL = 1e-3
 EPS = {
@@ -120,8 +122,10 @@ def test_the_output_norm_of_kda_adds_1e_5(model, monkeypatch):
 
 def test_a_decoded_token_sees_the_same_eps_as_a_prompt(model):
     layer = model.model.layers[0].self_attn
-    x, one = small(1, model.config.hidden_size), Packing.of([1])
-    torch.testing.assert_close(layer(x, one, [model.new_cache().layers[0]]), layer(x, one, None))
+    x = small(1, model.config.hidden_size)
+    pools = Pools.of(model.config, slots=1, pages=2, device=x.device, dtype=x.dtype)
+    decoded = layer(x, None, Pooled(pools.layers[0], pools.step([Decoding(0, [1], 1)])))
+    torch.testing.assert_close(decoded, layer(x, Packing.of([1]), None))
 
 
 @pytest.mark.parametrize("decoded", [False, True])

@@ -1,16 +1,16 @@
-"""Sizes by arithmetic, against published figures and against real models and caches."""
+"""Sizes by arithmetic, against published figures and against real models and pools."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from perilune.kernels.common.packing import Packing
-from perilune.model.init import random_weights
 from perilune.model.model import Transformer
 from perilune.model.parse_config import parse_config
+from perilune.model.pools import Pools
 from perilune.model.presets import nano, preset, tiny_k3, tiny_kimi_linear
 from perilune.model.sizes import cache_sizes, count_parameters, count_stored, layer_pattern
+from perilune.model.step import PAGE
 
 GIB = 2**30
 
@@ -97,15 +97,13 @@ def test_activated_counts_what_one_token_multiplies():
     assert count_parameters(config).activated == wanted
 
 
-def test_cache_bytes_are_those_of_a_real_cache():
+def test_cache_bytes_are_those_of_real_pools():
     config = parse_config(nano())
-    model = random_weights(Transformer(config), torch.Generator().manual_seed(0))
-    model = model.to(torch.bfloat16).freeze()
-    cache = model.new_cache()
-    model(torch.zeros(64, dtype=torch.long), Packing.of([64]), [cache], last_only=True)
-    sizes = cache_sizes(config, 64)
-    # The runtime keeps its few convolution taps in fp32: twice the bf16 of the published figure.
-    assert cache.nbytes == sizes.kda_state + 2 * sizes.conv_taps + sizes.latent
+    on_cpu = {"device": torch.device("cpu"), "dtype": torch.bfloat16}
+    pools = Pools.of(config, slots=3, pages=5, **on_cpu)
+    sizes = cache_sizes(config, PAGE)
+    assert pools.slot_nbytes == sizes.kda_state + sizes.conv_taps
+    assert pools.page_nbytes == sizes.latent
 
 
 @pytest.mark.parametrize(

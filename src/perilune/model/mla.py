@@ -23,9 +23,10 @@ from perilune.model.step import DecodeRange, PrefillRange
 mla_prefill = resolve("mla_prefill")
 mla_decode = resolve("mla_decode")
 
-EXPANDED = 1 << 30
-"""Numbers of keys and values that a chunk with many rows in front expands at once: 96 heads of a
-million rows are 50 GB in bf16, so that they come in groups of heads."""
+EXPANDED = 1 << 29
+"""Numbers of keys and values that a chunk with many rows in front expands at once, in groups of
+heads: those of all 96 heads and a million rows would be 50 GB in bf16. So a chunk of 8,192 tokens
+takes 4.1 GB beside weights and pools, and as long as with twice the room (H200)."""
 
 
 class MLA(nn.Module):

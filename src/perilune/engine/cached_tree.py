@@ -59,25 +59,24 @@ class CachedTree(RadixTree):
         """Whether giving up the node's pages would leave some of them with another holder."""
         return any(self._pages.count(page) > self._held[page] for page in node.pages or ())
 
-    def cut(self, node: Node, at: int, table: Sequence[int]) -> Node:
-        """As `split`. Off the card, the new node is given its rows in `table` instead."""
-        head = self.split(node, at)
-        if node.pages is None:
-            # The rest keeps the stored pages, of which it will ask for its own.
-            self.give_rows(head, self.part(head, table))
-            return head
-        whole = node.pages
-        head.pages = whole[: len(self.page_range(head))]
-        node.pages = whole[-len(self.page_range(node)) :]
-        head.num_children_on_card = 1
-        if at % self.page_len:
-            self._hold([node.pages[0]])
-        return head
+    def insert(self, tokens: np.ndarray, table: Sequence[int]) -> tuple[list[Node], int]:
+        """The path of `tokens`, all of it on the card, and how many were there before.
 
-    def part(self, node: Node, table: Sequence[int]) -> Sequence[int]:
-        """The node's pages in the page table of a sequence."""
-        span = self.page_range(node)
-        return table[span.start : span.stop]
+        Rows that are not, are taken from `table`, the page table of a sequence that begins so.
+        """
+        path, node, inside, num_matched = self.walk(tokens)
+        num_known = max((known.end for known in path if known.pages is not None), default=0)
+        for known in path:
+            if known.pages is None:
+                self.give_rows(known, self._part(known, table))
+        if inside is not None:
+            num_known = num_matched if inside.pages is not None else num_known
+            node = self._cut(inside, num_matched, table)
+            path.append(node)
+        if num_matched < len(tokens):
+            path.append(self.attach(node, tokens[num_matched:]))
+            self.give_rows(path[-1], self._part(path[-1], table))
+        return path, num_known
 
     def give_rows(self, node: Node, pages: Sequence[int]) -> None:
         """Takes a reference to each of the node's pages; what is off the card is forgotten."""
@@ -157,6 +156,26 @@ class CachedTree(RadixTree):
         """How often the tree holds each page and each slot."""
         slots = Counter(node.slot for node in self.nodes() if node.slot is not None)
         return Counter({page: n for page, n in enumerate(self._held) if n}), slots
+
+    def _cut(self, node: Node, at: int, table: Sequence[int]) -> Node:
+        """As `split`. Off the card, the new node is given its rows in `table` instead."""
+        head = self.split(node, at)
+        if node.pages is None:
+            # The rest keeps the stored pages, of which it will ask for its own.
+            self.give_rows(head, self._part(head, table))
+            return head
+        whole = node.pages
+        head.pages = whole[: len(self.page_range(head))]
+        node.pages = whole[-len(self.page_range(node)) :]
+        head.num_children_on_card = 1
+        if at % self.page_len:
+            self._hold([node.pages[0]])
+        return head
+
+    def _part(self, node: Node, table: Sequence[int]) -> Sequence[int]:
+        """The node's pages in the page table of a sequence."""
+        span = self.page_range(node)
+        return table[span.start : span.stop]
 
     def _take_out(self, leaf: Node) -> Node:
         leaf.pinned_until_s = -np.inf

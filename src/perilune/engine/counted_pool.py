@@ -79,10 +79,10 @@ class CountedPool:
         """One more reference to each.
 
         Raises:
-            ValueError: one of them is not in use.
+            ValueError: one of them is not in use; nothing is shared.
         """
+        self.check_used(numbers)
         for number in numbers:
-            self._check_used(number)
             self._count[number] += 1
 
     def release(self, numbers: Sequence[int]) -> None:
@@ -93,9 +93,11 @@ class CountedPool:
         """
         freed = []
         for number in numbers:
-            self._check_used(number)
-            self._count[number] -= 1
-            if self._count[number] == 0:
+            count = self._count[number] if number >= 0 else 0
+            if count == 0:
+                raise ValueError(f"{self.kind} {number} is not in use")
+            self._count[number] = count - 1
+            if count == 1:
                 freed.append(number)
         self._free += freed
         if freed and self._on_free is not None:
@@ -119,6 +121,10 @@ class CountedPool:
                 f"{self.kind}s have {counted} references, but {dict(expected)} are held"
             )
 
-    def _check_used(self, number: int) -> None:
-        if not 0 <= number < self.size or self._count[number] == 0:
-            raise ValueError(f"{self.kind} {number} is not in use")
+    def check_used(self, numbers: Sequence[int]) -> None:
+        """Raises:
+        ValueError: one of them is free, reserved or no number of this pool.
+        """
+        for number in numbers:
+            if not 0 <= number < self.size or self._count[number] == 0:
+                raise ValueError(f"{self.kind} {number} is not in use")

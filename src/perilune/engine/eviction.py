@@ -1,17 +1,23 @@
 """Which cached state or rows to give up first: recency plus FLOPs saved per byte.
 
 Marconi (arXiv 2411.19379), 4.2: the bytes of a state and those of rows save very different amounts
-of work, so time of use alone keeps the wrong ones. Recency is measured in *turnovers*: bytes that
-entered the cache, over what it holds. The score of a piece then stands still until it is used
-again, whatever the load, and a heap finds the least.
+of work, so time of use alone keeps the wrong ones. Two things differ here:
+
+- Recency is measured in *turnovers*: bytes that entered the cache, over what it holds. A score then
+  stands still until the piece is used again, whatever the load, and a heap finds the least.
+- What is added is the logarithm of the FLOPs per byte that the piece may be *expected* to save, its
+  chance of being hit included (`chances`). If that chance falls exponentially with age, by e every
+  `alpha` turnovers, the order of scores is that of expected savings.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from heapq import heapify, heappop, heappush
 from itertools import count
 
+from perilune.engine.chances import Chances
 from perilune.engine.cost_model import CostModel
 from perilune.engine.radix_tree import Node
 
@@ -72,10 +78,11 @@ class Victims:
 
 
 class Scores:
-    """The larger, the longer it is kept. `alpha`: turnovers that a value of 1 is worth."""
+    """The larger, the longer it is kept."""
 
-    def __init__(self, cost: CostModel, alpha: float, page_len: int) -> None:
+    def __init__(self, cost: CostModel, chances: Chances, *, alpha: float, page_len: int) -> None:
         self._cost = cost
+        self._chances = chances
         self._alpha = alpha
         self._page_bytes = page_len * cost.row_bytes
 
@@ -95,4 +102,4 @@ class Scores:
             before = before.parent
         start = 0 if before is None else before.end
         saved = self._cost.saved_per_byte(start, node.end, num_bytes)
-        return saved / (1 + saved)
+        return math.log(saved * self._chances.of(node.reason, node.num_hits))

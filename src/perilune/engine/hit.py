@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from perilune.engine.radix_tree import Node
 
 
 class Deeper(NamedTuple):
@@ -35,3 +38,12 @@ class Hit:
     """Token counts, rising and beyond `num_tokens`, up to which the prompt is known, without a
     state on the card: had one been kept there, this lookup (or another) would have found more."""
     deeper: Deeper | None = None
+
+
+class Held(NamedTuple):
+    """What an open hit has references to."""
+
+    path: Sequence[Node]
+    table: list[int]
+    """Its pages, the partial one included."""
+    slots: list[int]

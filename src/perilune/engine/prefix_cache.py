@@ -13,7 +13,7 @@ What the scheduler does:
     # a page of its own. Its page table begins with hit.pages.
     cache.settle(hit)                         # or drop(hit), if it does not run after all
     ...                                       # the step that leaves the state has been enqueued:
-    cache.publish(token_ids, at[0], page_table, checkpoint_slot)
+    cache.publish(token_ids, at[0].num_tokens, page_table, checkpoint_slot, at[0].reason)
     ...                                       # the end: the sequence releases its own references
 
 Reuse of what a step writes begins with the next step, because `lookup` comes before the step and
@@ -27,12 +27,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from perilune.engine.cached_tree import CachedTree
+from perilune.engine.chances import Chances, Reason
 from perilune.engine.cost_model import CostModel
 from perilune.engine.eviction import Scores
-from perilune.engine.hit import Deeper, Hit
+from perilune.engine.finding import branch_points, deeper, down_to_state, usable
+from perilune.engine.hit import Held, Hit
 from perilune.engine.off_card import OffCard
 from perilune.engine.pages import PagePool
 from perilune.engine.pins import Pin, Pins
@@ -62,12 +62,13 @@ class PrefixCache:
         *,
         page_len: int,
         cost: CostModel,
-        alpha: float = 1.0,
+        alpha: float = 0.25,
         max_pinned: float = 0.5,
         off_card: OffCard | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`alpha` weighs FLOPs saved per byte against recency (`eviction`); 0: recency alone.
+        `page_len`: tokens of a page.
         `max_pinned`: the largest part of either pool that pins may keep."""
         self._pages = pages
         self._slots = slots
@@ -76,7 +77,8 @@ class PrefixCache:
         forget = off_card.forget if off_card is not None else lambda stored: None
         self._tree = CachedTree(pages, slots, page_len, forget)
         self._pins = Pins(pages, slots, max_pinned, clock)
-        scores = Scores(cost, alpha, page_len)
+        self._chances = Chances()
+        scores = Scores(cost, self._chances, alpha=alpha, page_len=page_len)
         self._reclaimer = Reclaimer(
             self._tree, pages, slots, scores, off_card, self._pins.is_pinned
         )
@@ -85,7 +87,7 @@ class PrefixCache:
             pages.capacity * page_len * cost.row_bytes + slots.capacity * cost.state_bytes, 1
         )
         self._entered_bytes = 0
-        self._open: dict[Hit, tuple[list[int], list[int]]] = {}
+        self._open: dict[Hit, Held] = {}
 
     def lookup(self, token_ids: TokenIds) -> Hit:
         """The longest usable prefix that leaves at least one token to compute.
@@ -93,34 +95,26 @@ class PrefixCache:
         The hit holds a reference to every page and slot that it names, until `settle` or `drop`.
         """
         walk = self._walk(token_ids)
-        found = _usable(walk.path)
-        branch_points = _branch_points(walk, len(found))
-        deeper = self._deeper(walk.path, len(found))
-        if not found:
-            hit = Hit(branch_points=branch_points, deeper=deeper)
-            self._open[hit] = [], []
-            return hit
-        slot, num_tokens = found[-1].slot, found[-1].end
-        assert slot is not None
+        found = usable(walk.path)
+        num_tokens = found[-1].end if found else 0
         table = self._tree.page_table(found)
         num_full = num_tokens // self._page_len
         hit = Hit(
             num_tokens=num_tokens,
             pages=tuple(table[:num_full]),
             partial_page=table[num_full] if num_full < len(table) else None,
-            slot=slot,
-            branch_points=branch_points,
-            deeper=deeper,
+            slot=found[-1].slot if found else None,
+            branch_points=branch_points(walk, len(found)),
+            deeper=deeper(walk.path, len(found), self._tree, self._off_card),
         )
+        self._open[hit] = Held(found, table, [] if hit.slot is None else [hit.slot])
         self._pages.share(table)
-        self._slots.share([slot])
-        self._open[hit] = table, [slot]
-        self._use(found)
+        self._slots.share(self._open[hit].slots)
         return hit
 
     def peek(self, token_ids: TokenIds) -> int:
         """The length of the hit that `lookup` would return; holds and changes nothing."""
-        found = _usable(self._walk(token_ids).path)
+        found = usable(self._walk(token_ids).path)
         return found[-1].end if found else 0
 
     def settle(self, hit: Hit) -> None:
@@ -130,18 +124,27 @@ class PrefixCache:
         Raises:
             KeyError: the hit was settled or dropped before.
         """
-        table, slots = self._open.pop(hit)
-        self._pages.release(table[len(hit.pages) :])
-        self._slots.release(slots)
+        held = self._open.pop(hit)
+        self._pages.release(held.table[len(hit.pages) :])
+        self._slots.release(held.slots)
+        for node in held.path[-1:]:
+            self._chances.note_hit(node.reason, node.num_hits)
+            node.num_hits += 1
+            self._use(held.path)
 
     def drop(self, hit: Hit) -> None:
         """Lets go of all that the hit names. Raises KeyError as `settle` does."""
-        table, slots = self._open.pop(hit)
-        self._pages.release(table)
-        self._slots.release(slots)
+        held = self._open.pop(hit)
+        self._pages.release(held.table)
+        self._slots.release(held.slots)
 
     def publish(
-        self, token_ids: TokenIds, num_tokens: int, page_table: Sequence[int], slot: int
+        self,
+        token_ids: TokenIds,
+        num_tokens: int,
+        page_table: Sequence[int],
+        slot: int,
+        reason: Reason = "end",
     ) -> Published:
         """Makes the first `num_tokens` tokens a prefix that others can hit.
 
@@ -151,19 +154,25 @@ class PrefixCache:
         already the cache keeps its own.
 
         Raises:
-            ValueError: no token, fewer token ids than that, or too few pages.
+            ValueError: no token, fewer token ids than that, too few pages, or a page or slot that
+                is not in use.
         """
         tokens = as_tokens(token_ids)[:num_tokens]
-        if not 0 < num_tokens == len(tokens) <= len(page_table) * self._page_len:
+        num_pages = -(-num_tokens // self._page_len)
+        if not 0 < num_tokens == len(tokens) or len(page_table) < num_pages:
             raise ValueError(
                 f"{num_tokens} tokens to publish, of {len(tokens)} in {len(page_table)} pages"
             )
-        path, num_known = self._insert(tokens, page_table)
+        self._pages.check_used(page_table[:num_pages])
+        self._slots.check_used([slot])
+        path, num_known = self._tree.insert(tokens, page_table)
+        self._entered_bytes += (num_tokens - num_known) * self._row_bytes
         node = path[-1]
         kept = node.slot is None
         if kept:
             self._tree.give_state(node, slot)
             self._entered_bytes += self._state_bytes
+            self._note_kept(node, reason)
         else:
             self._slots.release([slot])
         self._use(path)
@@ -189,7 +198,7 @@ class PrefixCache:
         A later end is never brought forward. None: nothing is cached, or pins hold as much of a
         pool as they may.
         """
-        return self._pins.pin(_usable(self._tree.walk(as_tokens(token_ids)).path), ttl_s)
+        return self._pins.pin(usable(self._tree.walk(as_tokens(token_ids)).path), ttl_s)
 
     def bring_back(self, token_ids: TokenIds) -> bool:
         """Copies what `Hit.deeper` promised to the card; afterwards `lookup` finds it.
@@ -202,11 +211,16 @@ class PrefixCache:
         """
         if self._off_card is None:
             return True
-        path = _down_to_state(self._walk(token_ids).path)
+        path = down_to_state(self._walk(token_ids).path)
         is_done = restore(path, self._tree, self._off_card, self._pages, self._slots)
         for node in path:
             self._reclaimer.offer(node)
         return is_done
+
+    def clear(self) -> None:
+        """Forgets everything, pinned or off the card too: the weights have changed, say."""
+        for child in list(self._tree.root.children.values()):
+            self._tree.drop_below(child)
 
     def poll(self) -> None:
         """Takes note of what the off-card tier has done or lost; call it once a step."""
@@ -220,9 +234,9 @@ class PrefixCache:
         """Asserts that tree, hits and both pools agree; the arguments are what sequences hold."""
         self._tree.check()
         pages, slots = self._tree.references()
-        for table, held_slots in self._open.values():
-            pages.update(table)
-            slots.update(held_slots)
+        for held in self._open.values():
+            pages.update(held.table)
+            slots.update(held.slots)
         self._pages.check(pages + Counter(page_references))
         self._slots.check(slots + Counter(slot_references))
         if self._off_card is not None:
@@ -231,23 +245,11 @@ class PrefixCache:
     def _walk(self, token_ids: TokenIds) -> Walk:
         return self._tree.walk(as_tokens(token_ids)[: len(token_ids) - 1])
 
-    def _insert(self, tokens: np.ndarray, table: Sequence[int]) -> tuple[list[Node], int]:
-        """The path of `tokens`, all of it on the card, and how many of them were there before."""
-        tree = self._tree
-        path, node, inside, num_matched = tree.walk(tokens)
-        num_known = max((n.end for n in path if n.pages is not None), default=0)
-        for known in path:
-            if known.pages is None:
-                tree.give_rows(known, tree.part(known, table))
-        if inside is not None:
-            num_known = num_matched if inside.pages is not None else num_known
-            path.append(tree.cut(inside, num_matched, table))
-            node = path[-1]
-        if num_matched < len(tokens):
-            path.append(tree.attach(node, tokens[num_matched:]))
-            tree.give_rows(path[-1], tree.part(path[-1], table))
-        self._entered_bytes += (len(tokens) - num_known) * self._row_bytes
-        return path, num_known
+    def _note_kept(self, node: Node, reason: Reason) -> None:
+        """A state that comes back after it was given up keeps its record."""
+        if node.num_hits == 0:
+            node.reason = reason
+            self._chances.note_kept(reason)
 
     def _use(self, path: Sequence[Node]) -> None:
         """Rows serve whoever passes over them, a state only whoever stops there."""
@@ -256,39 +258,3 @@ class PrefixCache:
             node.rows_used = now
         path[-1].state_used = now
         self._reclaimer.offer(path[-1])
-
-    def _deeper(self, path: Sequence[Node], num_found: int) -> Deeper | None:
-        target = _down_to_state(path)
-        if self._off_card is None or len(target) <= num_found:
-            return None
-        missing = [node for node in target if node.pages is None]
-        stored = [node.rows for node in missing] + [target[-1].state]
-        if not self._off_card.can_prepare([s for s in stored if s is not None]):
-            return None
-        num_pages = sum(len(self._tree.page_range(node)) for node in missing)
-        return Deeper(target[-1].end, num_pages, int(target[-1].slot is None))
-
-
-def _usable(path: Sequence[Node]) -> Sequence[Node]:
-    """Down to the last state on the card; its rows then are there too."""
-    return _down_to(path, lambda node: node.slot is not None)
-
-
-def _down_to_state(path: Sequence[Node]) -> Sequence[Node]:
-    return _down_to(path, lambda node: node.has_state)
-
-
-def _down_to(path: Sequence[Node], is_end: Callable[[Node], bool]) -> Sequence[Node]:
-    for depth in range(len(path), 0, -1):
-        if is_end(path[depth - 1]):
-            return path[:depth]
-    return ()
-
-
-def _branch_points(walk: Walk, num_found: int) -> tuple[int, ...]:
-    """Where others have left the known tokens, and where this prompt does."""
-    beyond = walk.path[num_found:]
-    forks = [node.end for node in beyond if node.slot is None and len(node.children) > 1]
-    if walk.num_matched > (walk.path[num_found - 1].end if num_found else 0):
-        forks.append(walk.num_matched)
-    return tuple(sorted(set(forks)))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perilune.engine.chances import Reason
 from perilune.engine.stored import Stored
 
 TokenIds = Sequence[int] | np.ndarray
@@ -48,6 +49,10 @@ class Node:
     """Off the card: the same."""
     num_children_on_card: int = 0
 
+    reason: Reason = "branch"
+    """Why the state was kept."""
+    num_hits: int = 0
+    """Of the state."""
     rows_used: float = 0.0
     state_used: float = 0.0
     """When rows and state last served somebody, on the cache's own scale (see `eviction`)."""

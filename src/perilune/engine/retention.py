@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from perilune.core.errors import ConfigError
+from perilune.engine.chances import Reason
+
+
+class Cut(NamedTuple):
+    num_tokens: int
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +48,7 @@ def cuts(
     branch_points: Sequence[int],
     retention: Retention,
     marks: Sequence[int] = (),
-) -> list[int]:
+) -> list[Cut]:
     """Token counts, rising, after which the prefill of `prompt_len - hit_len` tokens keeps a state.
 
     All lie in (hit_len, prompt_len). By rank: the prompt's end, which is one token early, because
@@ -56,31 +63,34 @@ def cuts(
     end = prompt_len - 1
     if end <= hit_len:
         return []
-    ranked = [*sorted(marks, reverse=True), *sorted(branch_points, reverse=True)]
+    ranked = [Cut(mark, "mark") for mark in sorted(marks, reverse=True)]
+    ranked += [Cut(point, "branch") for point in sorted(branch_points, reverse=True)]
     if retention.align:
-        ranked.append(end // retention.align * retention.align)
-    chosen = _admit(ranked, [end], hit_len, retention)
+        ranked.append(Cut(end // retention.align * retention.align, "aligned"))
+    chosen = _admit(ranked, [Cut(end, "end")], hit_len, retention)
     if retention.interval:
         first = (hit_len // retention.interval + 1) * retention.interval
         multiples = range(first, end, retention.interval)
         spread = _spread(multiples, retention.max_cuts - len(chosen))
-        chosen = _admit(spread, chosen, hit_len, retention)
+        chosen = _admit([Cut(at, "interval") for at in spread], chosen, hit_len, retention)
     return sorted(chosen)
 
 
-def cuts_within(cuts: Iterable[int], start: int, end: int) -> tuple[int, ...]:
+def cuts_within(cuts: Iterable[Cut], start: int, end: int) -> tuple[int, ...]:
     """Those of a chunk that computes the tokens `start` to `end`, counted from `start`."""
-    return tuple(cut - start for cut in cuts if start < cut <= end)
+    return tuple(cut.num_tokens - start for cut in cuts if start < cut.num_tokens <= end)
 
 
 def _admit(
-    ranked: Iterable[int], chosen: Sequence[int], hit_len: int, retention: Retention
-) -> list[int]:
+    ranked: Iterable[Cut], chosen: Sequence[Cut], hit_len: int, retention: Retention
+) -> list[Cut]:
     """`chosen`, whose first one is the end, and those of `ranked` that there is room for."""
     admitted = list(chosen)
     for cut in ranked:
-        is_far = all(abs(cut - other) >= retention.min_gap for other in (hit_len, *admitted))
-        if hit_len < cut < admitted[0] and is_far and len(admitted) < retention.max_cuts:
+        taken = [hit_len, *(other.num_tokens for other in admitted)]
+        is_far = all(abs(cut.num_tokens - other) >= retention.min_gap for other in taken)
+        is_inside = hit_len < cut.num_tokens < admitted[0].num_tokens
+        if is_inside and is_far and len(admitted) < retention.max_cuts:
             admitted.append(cut)
     return admitted
 

@@ -69,7 +69,7 @@ def make_step(
     _check_slots(limits, decoding, prefilling)
     padding = n - len(decoding)
     slots = [s.slot for s in decoding] + [NO_SLOT] * padding
-    rows = [row for s in decoding for row in _newest_rows(limits, s, num_each)]
+    rows = _newest_rows(limits, decoding, num_each)
     rows += [SCRATCH_PAGE * PAGE] * (padding * num_each)
     columns: list[Column] = [slots, [0] * n if verify else [], rows]
     groups = groups_of(prefilling, limits.device)
@@ -104,18 +104,19 @@ def _check_slots(
         raise ValueError(f"slots {sorted(slots)} are not all in 0..{limits.num_slots - 1}")
 
 
-def _newest_rows(limits: Limits, sequence: Decoding, num_each: int) -> list[int]:
-    """Of the Q newest tokens. Plain integers: numpy's calls would take as long as a layer."""
-    end, pages = sequence.num_tokens, sequence.pages
-    if end < num_each or len(pages) * PAGE < end:
-        raise ValueError(f"{end} tokens, {num_each} of them new, on {len(pages)} pages")
-    rows = [int(pages[t // PAGE]) * PAGE + t % PAGE for t in range(end - num_each, end)]
-    for row in rows:
-        _check_page(limits, row // PAGE, row // PAGE)
+def _newest_rows(limits: Limits, decoding: Sequence[Decoding], num_each: int) -> list[int]:
+    """Of the Q newest tokens of each. Plain integers: numpy's calls take longer than a few."""
+    rows: list[int] = []
+    for _, pages, end in decoding:
+        if end < num_each or len(pages) * PAGE < end:
+            raise ValueError(f"{end} tokens, {num_each} of them new, on {len(pages)} pages")
+        rows += [int(pages[t // PAGE]) * PAGE + t % PAGE for t in range(end - num_each, end)]
+    if rows:
+        _check_pages(limits, min(rows) // PAGE, max(rows) // PAGE)
     return rows
 
 
-def _check_page(limits: Limits, lowest: int, highest: int) -> None:
+def _check_pages(limits: Limits, lowest: int, highest: int) -> None:
     if not SCRATCH_PAGE < lowest <= highest < limits.num_pages:
         raise ValueError(f"pages {lowest}..{highest} are not in 1..{limits.num_pages - 1}")
 
@@ -125,7 +126,7 @@ def _rows(limits: Limits, pages: Pages, first: int, end: int) -> np.ndarray:
     used = np.asarray(pages[: -(-end // PAGE)], np.int64)
     if len(used) * PAGE < end:
         raise ValueError(f"{end} tokens on {len(pages)} pages")
-    _check_page(limits, int(used.min()), int(used.max()))
+    _check_pages(limits, int(used.min()), int(used.max()))
     token = np.arange(first, end)
     return used[token // PAGE] * PAGE + token % PAGE
 

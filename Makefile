@@ -10,10 +10,10 @@ PIP       := $(BIN)/python -m pip install -q --no-input --disable-pip-version-ch
 # One torch thread a test process: on tiny models two threads on two cores lose to one.
 ONE_THREAD := PERILUNE_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help serve test test-gpu check fix docs bench clean
+.PHONY: help serve test test-gpu test-kills check fix docs bench clean
 
 help:                            ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 serve: $(VENV)/.serve            ## serve models/nano on port 8000 (ARGS="DIR --port 9000" for more)
 	$(BIN)/perilune serve $(ARGS)
@@ -24,6 +24,9 @@ test: $(VENV)/.dev               ## run every test (ARGS="tests/text -x" for som
 test-gpu: $(VENV)/.dev           ## check every op on the GPU (ARGS="kda_chunk" for one)
 	$(BIN)/perilune kernels check --tier gpu --jobs $(JOBS) $(ARGS)
 	$(if $(ARGS),,$(BIN)/python tests/gpu/nano.py --out runs/gpu/nano.json)
+
+test-kills: $(VENV)/.dev         ## kill the engine's process mid-stream a hundred times
+	KILLS=100 $(ONE_THREAD) $(BIN)/python -m pytest tests/engine/test_process_kills.py $(ARGS)
 
 check: $(VENV)/.dev              ## lint, format, room contracts, types, generated documents
 	$(BIN)/ruff check .

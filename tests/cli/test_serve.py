@@ -19,7 +19,8 @@ import torch
 from openai import OpenAI
 
 import perilune.model.model  # noqa: F401  (it resolves its ops)
-from perilune.cli.serve import _backends
+from perilune.cli.serve import _kernels
+from perilune.engine.opening import kernels_for
 from perilune.kernels.registry import resolve, resolved
 
 SERVE = [sys.executable, "-m", "perilune.cli.main", "serve"]
@@ -72,7 +73,8 @@ def test_the_curl_line_works_as_printed(served):
 
 @pytest.mark.parametrize("name", resolved())
 def test_the_line_about_kernels_says_what_runs(name, caplog):
-    own, _, reference = _backends("cpu").partition("the reference for ")
+    line = _kernels({"device": "cpu"} | kernels_for("cpu"))
+    own, _, reference = line.partition("the reference for ")
     with caplog.at_level(logging.INFO, logger="perilune.kernels"), pytest.raises(TypeError):
         resolve(name)(torch.zeros(1))  # the choice comes before the missing arguments
     ran = own if "(own, declared for it)" in caplog.text else reference

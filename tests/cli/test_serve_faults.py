@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 BREAKING = """
 import sys
-import torch
+from perilune.cli import local_model
 from perilune.cli.main import main
-from perilune.model.model import Transformer
 
-run = Transformer.forward
-
-def forward(self, token_ids_T, *args, **kwargs):
-    if (token_ids_T == ord("Y")).any():
-        raise ValueError("a step broke")
-    if (token_ids_T == ord("Z")).any():
-        raise torch.AcceleratorError("the device is lost")
-    return run(self, token_ids_T, *args, **kwargs)
-
-Transformer.forward = forward
+local_model.OPEN_CORE = "breaking_engine:open_core"
 sys.exit(main(["serve", sys.argv[1], "--port", "0", "--threads", "1", "--device", "cpu"]))
 """
-"""A server whose model breaks at a Y, and for good at a Z."""
-FIELDS = {"model": "tiny", "logit_bias": {str(ord(letter)): -100 for letter in "YZ"}}
-"""The model, which samples, writes neither by itself."""
+FIELDS = {"model": "tiny", "logit_bias": {str(ord(letter)): -100 for letter in "YZK"}}
+"""The model, which samples, writes no fatal letter by itself."""
 
 
 @pytest.fixture
@@ -42,6 +34,7 @@ def process(checkpoint):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
     )
     yield process
     process.kill()
@@ -86,22 +79,43 @@ def test_a_step_that_breaks_is_told_and_logged_once_and_the_server_goes_on(proce
     assert "secret" not in log
 
 
-def test_a_lost_device_ends_open_streams_refuses_new_requests_and_shows_in_health(process, url):
+@pytest.mark.parametrize(
+    ("letter", "says", "how"),
+    [
+        ("Z", "has failed", "AcceleratorError: the device is lost"),
+        ("K", "crashed", "was killed by SIGKILL"),
+    ],
+    ids=["lost device", "killed"],
+)
+def test_an_engine_that_dies_ends_open_streams_and_is_started_again(
+    process, url, letter, says, how
+):
     completions = f"{url}/v1/completions"
     body = json.dumps(FIELDS | {"prompt": "x", "max_tokens": 4000, "stream": True})
     with urllib.request.urlopen(completions, body.encode(), timeout=60) as stream:
         assert stream.readline().startswith(b"data: ")
-        assert ask(completions, "secret words Z")[0] == 500
+        assert ask(completions, f"secret words {letter}")[0] == 500
+        status, _, text = ask(f"{url}/health")
+        assert (status, json.loads(text)["error"]["code"]) == (503, "unhealthy")
+        assert "being started again" in text
         events = stream.read().decode()
-    assert "serves no more" in events
+    assert says in events
+    assert events.count('"error"') == 1
     assert "[DONE]" not in events
-    for _ in range(2):
-        status, _, text = ask(completions, "more")
-        assert status == 503
-        assert "serves no more" in json.loads(text)["error"]["message"]
-    status, _, text = ask(f"{url}/health")
-    assert (status, json.loads(text)["error"]["code"]) == (503, "unhealthy")
+    assert ask(completions, "more")[0] == 200
+    assert ask(f"{url}/health")[0] == 200
+    assert 'perilune_engine_restarts_total{model="tiny"} 1.0' in ask(f"{url}/metrics")[2]
     log = end(process)
-    assert log.count("AcceleratorError: the device is lost") == 1
+    assert log.count(how) == 1
     assert len(re.findall("request [0-9a-f]{24} failed", log)) == 2
     assert "secret" not in log
+
+
+def test_a_server_that_is_killed_takes_its_engine_along(process, url):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    (engine,) = children.read_text().split()
+    descriptor = os.pidfd_open(int(engine))
+    process.kill()
+    process.wait()
+    assert select.select([descriptor], [], [], 60)[0]
+    os.close(descriptor)

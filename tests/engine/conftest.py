@@ -1,20 +1,36 @@
-"""Requests, and engines on the fake model."""
+"""Requests, and engines on the fake model.
+
+`process_cores`, a module of this folder, is found under its plain name.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from perilune.core.types import EngineInfo, TokenEvent, TokenRequest
-from perilune.engine.client import AsyncEngine
+from perilune.core.types import EngineInfo, EngineStats, TokenEvent, TokenRequest
+from perilune.engine.admission import admit
+from perilune.engine.client import EngineClient
 from perilune.engine.core import EngineCore
 from perilune.engine.fake_model import FakeCache, FakeModel
+from perilune.engine.host import Opened
+from perilune.engine.thread import EngineThread
+
+found = importlib.util.spec_from_file_location(
+    "process_cores", Path(__file__).with_name("process_cores.py")
+)
+sys.modules["process_cores"] = importlib.util.module_from_spec(found)
+found.loader.exec_module(sys.modules["process_cores"])
 
 EOS_ID = 7
 MAX_CONTEXT = 100
@@ -50,7 +66,7 @@ class Gate:
 
 @dataclass
 class Served:
-    engine: AsyncEngine
+    engine: EngineClient
     core: EngineCore
     model: FakeModel
     gates: list[Gate] = field(default_factory=list)
@@ -66,6 +82,15 @@ class Served:
     async def token_ids(self, request: TokenRequest) -> list[int | None]:
         return [event.token_id for event in await self.collect(request)]
 
+    async def settled(self, condition: Callable[[EngineStats], bool]) -> EngineStats:
+        """The first stats that the client has for which `condition` holds."""
+        async with asyncio.timeout(30):
+            while True:
+                stats = self.engine.stats()
+                if condition(stats):
+                    return stats
+                await asyncio.sleep(0.001)
+
 
 Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
@@ -76,7 +101,8 @@ def serve(info: EngineInfo) -> Serve:
     async def serve(**limits: int) -> AsyncIterator[Served]:
         model = FakeModel(info.vocab_size)
         core = EngineCore(model, **limits)
-        engine = AsyncEngine(core, info)
+        opened = Opened(core=core, info=info, admit=admit, fatal=(torch.AcceleratorError,))
+        engine = EngineClient(EngineThread(opened))
         served = Served(engine, core, model)
         try:
             yield served
@@ -86,6 +112,12 @@ def serve(info: EngineInfo) -> Serve:
             await asyncio.wait_for(engine.close(), 30)
 
     return serve
+
+
+@pytest.fixture
+def cores_in_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine processes, too, can import `process_cores`."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
 @pytest.fixture

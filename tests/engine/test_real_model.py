@@ -11,8 +11,8 @@ import torch
 
 from perilune.core.errors import ContextLengthError, EngineError
 from perilune.core.types import SamplingParams, TokenRequest
-from perilune.engine.client import open_engine
 from perilune.engine.generate import generate
+from perilune.engine.opening import open_engine
 from perilune.model.api import LanguageModel
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer

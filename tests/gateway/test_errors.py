@@ -9,7 +9,7 @@ import pkgutil
 import pytest
 
 import perilune
-from perilune.core.errors import OverloadedError, PeriluneError, RequestError
+from perilune.core.errors import EngineError, OverloadedError, PeriluneError, RequestError
 from perilune.gateway.errors import (
     INTERNAL,
     MethodNotAllowedError,
@@ -66,6 +66,10 @@ def test_the_body_has_the_four_fields():
 def test_headers_that_go_with_an_error():
     overloaded = error_reply(OverloadedError("full", retry_after_s=0.2))
     assert ("retry-after", "1") in overloaded.headers
+    restarting = EngineError("soon")
+    restarting.retry_after_s = 3.2
+    assert ("retry-after", "4") in error_reply(restarting).headers
+    assert "retry-after" not in dict(error_reply(EngineError("broken")).headers)
     assert ("allow", "GET") in error_reply(MethodNotAllowedError("no", allowed="GET")).headers
 
 

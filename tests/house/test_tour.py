@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 import pytest
 import torch
 
-from perilune.engine.client import open_engine
+from perilune.engine.opening import open_engine
 from perilune.gateway.app import Gateway
 from perilune.gateway.backends.local import LocalModel
 from perilune.gateway.router import Route, Router

@@ -1,18 +1,26 @@
-"""A checkpoint directory as a running model: the engine and the text room wired together."""
+"""A checkpoint directory as a running model: the engine and the text room wired together.
+
+A command that ends with its answer has the engine in a thread; a server has it in a process.
+"""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import perilune
 from perilune.core.errors import ConfigError
 from perilune.core.protocols import Engine
+from perilune.engine.client import EngineClient
+from perilune.engine.supervisor import Supervisor
 from perilune.gateway.backends.local import LocalModel
+from perilune.text.chat import ChatFormat
+from perilune.text.load import load_chat_format
+from perilune.text.token_table import table_of
 
-MAX_RUNNING = 32
+OPEN_CORE = "perilune.engine.opening:open_core"
+"""What the engine's process makes its engine with; named, because it imports torch."""
 
 
 class OpenModel(NamedTuple):
@@ -61,7 +69,7 @@ def positive_int(text: str) -> int:
     return value
 
 
-def open_model(args: argparse.Namespace, *, max_running: int = MAX_RUNNING) -> OpenModel:
+def open_model(args: argparse.Namespace) -> OpenModel:
     """Loads the checkpoint in `--model`, by default the bundled one, and starts its engine.
 
     Raises:
@@ -69,27 +77,44 @@ def open_model(args: argparse.Namespace, *, max_running: int = MAX_RUNNING) -> O
         CheckpointError: it holds no checkpoint that can be served.
         UnsupportedError: so, or this machine does not have the device.
     """
+    directory = _directory(args)
+    chat_format = load_chat_format(directory)
+    from perilune.engine.opening import open_engine  # torch: not for --help
+
+    engine = open_engine(directory, **_options(args, chat_format))
+    return OpenModel(LocalModel(engine, chat_format), engine)
+
+
+async def start_model(args: argparse.Namespace, *, max_running: int) -> OpenModel:
+    """As `open_model`, in a process that is started again when it dies. This one has no torch."""
+    directory = _directory(args)
+    chat_format = load_chat_format(directory)
+    supervisor = Supervisor(
+        OPEN_CORE,
+        model_dir=str(directory),
+        max_running=max_running,
+        **_options(args, chat_format),
+    )
+    await supervisor.start()
+    engine = EngineClient(supervisor)
+    return OpenModel(LocalModel(engine, chat_format), engine)
+
+
+def _directory(args: argparse.Namespace) -> Path:
     directory = bundled_dir() if args.model_dir is None else Path(args.model_dir)
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a directory")
-    from perilune.engine.client import open_engine  # torch: not for --help
-    from perilune.kernels.common import jit_cache
-    from perilune.model.device import device_of
-    from perilune.text.load import load_chat_format
+    return directory
 
-    chat_format = load_chat_format(directory)
-    device = device_of(args.device)
-    if device.type == "cpu" and jit_cache.is_empty():
-        print("perilune: compiling loops for this CPU, once (about 20 s)", file=sys.stderr)
-    engine = open_engine(
-        directory,
-        max_running=max_running,
-        threads=args.threads,
-        device=str(device),
-        dtype=args.dtype,
-        progress=sys.stderr.isatty(),
-    )
-    return OpenModel(LocalModel(engine, chat_format), engine)
+
+def _options(args: argparse.Namespace, chat_format: ChatFormat) -> dict[str, Any]:
+    return {
+        "token_table": table_of(chat_format.tokenizer),
+        "threads": args.threads,
+        "device": args.device,
+        "dtype": args.dtype,
+        "progress": True,
+    }
 
 
 def bundled_dir() -> Path:

@@ -1,4 +1,4 @@
-"""`perilune serve`: one model behind the HTTP front, in one process."""
+"""`perilune serve`: one model behind the HTTP front, its engine in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import gc
 import logging
 import signal
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import uvloop
 
-from perilune.cli.local_model import (
-    MAX_RUNNING,
-    OpenModel,
-    add_run_options,
-    open_model,
-    positive_int,
-)
+from perilune.cli.local_model import OpenModel, add_run_options, positive_int, start_model
 from perilune.gateway.app import Gateway
 from perilune.gateway.router import Route, Router
 from perilune.gateway.server import Address, free_address, listening
@@ -26,9 +22,11 @@ from perilune.telemetry.metrics import ServerMetrics
 GRACE_S = 10.0
 """How long requests under way may go on after the first signal."""
 
+MAX_RUNNING = 32
+
 SWITCH_INTERVAL_S = 0.001
-"""The engine's thread asks for Python's lock after every torch op; while another one encodes a long
-prompt, each time costs so much. Python's own 5 ms make steps of seconds."""
+"""While a thread encodes a long prompt, every token of every stream waits so long for Python's
+lock. Python's own 5 ms are as long as a step."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,21 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="perilune: %(levelname)s: %(message)s")
     address = free_address(args.host, args.port)  # a taken port should not cost a load first
-    opened = open_model(args, max_running=args.max_running)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.freeze()  # what is loaded stays: going through it takes 0.2 s, and no stream gets on
-    uvloop.run(_serve(opened, address))
+    uvloop.run(_serve(args, address))
     return 0
 
 
-async def _serve(opened: OpenModel, address: Address) -> None:
+async def _serve(args: argparse.Namespace, address: Address) -> None:
+    opened = await start_model(args, max_running=args.max_running)
     model, engine = opened
+    gc.freeze()  # what is loaded stays: going through it holds every stream up
     gateway = _gateway(opened)
     signals = _watch_signals()
     try:
         async with listening(gateway, address):
             print(_ready(model.model_id, model.max_context, address))
-            print(_backends(engine.info.details["device"]), flush=True)
+            print(_kernels(engine.info.details), flush=True)
             await signals.acquire()
             await _drain(gateway, signals)
             await engine.close()  # before the server ends: it waits for open streams
@@ -106,18 +104,17 @@ async def _drain(gateway: Gateway, signals: asyncio.Semaphore) -> None:
         task.cancel()
 
 
-def _backends(device: str) -> str:
+def _kernels(details: Mapping[str, Any]) -> str:
     """One line for what the registry logs op by op: which of the model's ops have a backend for
-    `device`."""
-    from perilune.kernels.registry import resolved, spec  # torch: not for --help
-
+    the device."""
+    device = details["device"]
     kind = device.partition(":")[0]
-    used = resolved()
-    own = [name for name in used if kind in spec(name).backends]
-    rest = [name for name in used if name not in own]
     parts = [
         f"{what} for {', '.join(names)}"
-        for what, names in ((f"{kind} kernels", own), ("the reference", rest))
+        for what, names in (
+            (f"{kind} kernels", details["own_kernels"]),
+            ("the reference", details["reference_kernels"]),
+        )
         if names
     ]
     return f"perilune: on {device}: {'; '.join(parts)}"

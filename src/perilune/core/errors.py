@@ -37,6 +37,8 @@ class RequestError(PeriluneError):
     status: int = 400
     type: str = "invalid_request_error"
     code: str | None = None
+    retry_after_s: float | None = None
+    """When the same request may go well; None says nothing of it."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

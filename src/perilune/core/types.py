@@ -108,8 +108,11 @@ class EngineStats:
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
     cache_bytes: int = 0
+    restarts_total: int = 0
+    """How often the engine's process was started again."""
     failure: str | None = None
-    """Why the engine can serve nothing any more; None while it can."""
+    """Why the engine can serve nothing now, for good or until it has been started again; None while
+    it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ RequestError
 ├── MethodNotAllowedError  405  with the methods that are allowed
 ├── BodyTimeoutError       408  the body did not arrive in time
 ├── ShuttingDownError      503  the server takes no new requests
-└── UnhealthyError         503  the server needs a restart; only /health says so
+└── UnhealthyError         503  a model can serve nothing now; only /health says so
 NotFoundError
 ├── UnknownRouteError      404
 └── UnknownModelError      404  code model_not_found
@@ -23,7 +23,6 @@ from perilune.core.errors import (
     CheckpointError,
     ConfigError,
     NotFoundError,
-    OverloadedError,
     PeriluneError,
     RequestError,
     UnsupportedError,
@@ -115,7 +114,7 @@ def error_body(error: Exception) -> bytes:
 def error_reply(error: Exception) -> Reply:
     """The HTTP answer for `error`."""
     headers = [JSON]
-    if isinstance(error, OverloadedError):
+    if isinstance(error, RequestError) and error.retry_after_s is not None:
         headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
     if isinstance(error, MethodNotAllowedError):
         headers.append(("allow", error.allowed))

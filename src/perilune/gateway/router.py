@@ -18,7 +18,7 @@ class Route:
     model: ChatModel
     max_context: int | None = None
     failure: Callable[[], str | None] = lambda: None
-    """Why the model can serve nothing any more; None while it can."""
+    """Why the model can serve nothing now; None while it can."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def card(self) -> Mapping[str, Any]:
@@ -48,7 +48,7 @@ class Router:
         return route
 
     def failure(self) -> str | None:
-        """Why this server needs a restart: the first failure among its models."""
+        """The first failure among the models."""
         return next(filter(None, (route.failure() for route in self._routes.values())), None)
 
     def cards(self) -> list[Mapping[str, Any]]:

@@ -131,6 +131,7 @@ class _EngineCollector(Collector):
             (GaugeMetricFamily, "Bytes that sequence caches hold", "cache_bytes"),
             (CounterMetricFamily, "Prompt tokens read", "prompt_tokens_total"),
             (CounterMetricFamily, "Tokens made", "generated_tokens_total"),
+            (CounterMetricFamily, "Starts after a crash", "restarts_total"),
         ):
             metric = family(f"perilune_engine_{name}", text, labels=("model",))
             for model_id, snapshot in snapshots.items():

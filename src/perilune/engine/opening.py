@@ -1,0 +1,108 @@
+"""A checkpoint directory as an engine."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perilune.core.env import num_threads
+from perilune.core.types import EngineInfo, TokenTable
+from perilune.engine.admission import admit
+from perilune.engine.client import EngineClient
+from perilune.engine.core import EngineCore
+from perilune.engine.grammar_compiler import GrammarCompiler
+from perilune.engine.host import Opened
+from perilune.engine.thread import EngineThread
+from perilune.kernels.common import jit_cache
+from perilune.kernels.registry import resolved, spec
+from perilune.model.api import LanguageModel, load_model
+from perilune.model.device import device_of
+
+
+def open_core(
+    model_dir: str,
+    *,
+    max_running: int = 32,
+    max_waiting: int = 256,
+    prefill_budget: int | None = None,
+    threads: int | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    token_table: TokenTable | None = None,
+    progress: bool = False,
+) -> Opened:
+    """Loads a checkpoint directory and makes an engine of it; its name is the directory's. For
+    `Supervisor`, whose process calls it, so that the supervisor's own has no torch.
+
+    `prefill_budget`: prompt tokens of a step, by default 256 on a CPU and 4096 on a GPU, which
+    fewer would leave idle.
+    `threads`: torch threads, by default what PERILUNE_THREADS says, else torch's choice.
+    `device`: `cpu`, `cuda`, or `auto` for whatever is here.
+    `token_table`: the vocabulary as bytes, without which no answer can be held to a grammar.
+    `progress`: says on standard error what takes long.
+
+    Raises:
+        ConfigError, CheckpointError, UnsupportedError: as `perilune.model.api.load_model`.
+    """
+    place = device_of(device)
+    if progress and place.type == "cpu" and jit_cache.is_empty():
+        print("perilune: compiling loops for this CPU, once (about 20 s)", file=sys.stderr)
+    loaded = load_model(model_dir, str(place), dtype, progress=progress and sys.stderr.isatty())
+    core = EngineCore(
+        loaded.model,
+        device=loaded.device,
+        max_running=max_running,
+        max_waiting=max_waiting,
+        prefill_budget=prefill_budget or (256 if place.type == "cpu" else 4096),
+    )
+    threads = num_threads() if threads is None else threads
+    return Opened(
+        core=core,
+        info=_info(loaded, Path(model_dir), dtype=dtype, max_running=max_running),
+        admit=partial(admit, grammars=_grammars(loaded, token_table)),
+        prepare=partial(_use_threads, threads),
+        fatal=(torch.AcceleratorError,),  # the device's context is lost
+    )
+
+
+def open_engine(model_dir: str | Path, **options: Any) -> EngineClient:
+    """An engine in a thread of this process, on what `open_core` makes of these arguments."""
+    return EngineClient(EngineThread(open_core(str(model_dir), **options)))
+
+
+def _grammars(loaded: LanguageModel, table: TokenTable | None) -> GrammarCompiler | None:
+    config = loaded.config
+    if table is None or not config.eos_ids:  # nothing would end an answer
+        return None
+    return GrammarCompiler(table, vocab_size=config.vocab_size, eos_ids=config.eos_ids)
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)  # of the calling thread only
+
+
+def kernels_for(device_type: str) -> dict[str, list[str]]:
+    """The ops that the model uses, by whether they have a backend for the device."""
+    used = resolved()
+    own = [name for name in used if device_type in spec(name).backends]
+    return {"own_kernels": own, "reference_kernels": [name for name in used if name not in own]}
+
+
+def _info(loaded: LanguageModel, directory: Path, *, dtype: str, max_running: int) -> EngineInfo:
+    return EngineInfo(
+        model_id=directory.resolve().name,
+        vocab_size=loaded.config.vocab_size,
+        max_context=loaded.config.max_position_embeddings,
+        eos_ids=loaded.config.eos_ids,
+        details={
+            "device": str(loaded.device),
+            "dtype": dtype,
+            "max_running": max_running,
+            **kernels_for(loaded.device.type),
+        },
+    )

@@ -1,0 +1,29 @@
+"""An engine whose model breaks at a Y, for good at a Z, and takes its process along at a K."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+
+from perilune.engine.host import Opened
+from perilune.engine.opening import open_core as open_sound_core
+from perilune.model.model import Transformer
+
+_run = Transformer.forward
+
+
+def _forward(self, token_ids_T, *args, **kwargs):
+    if (token_ids_T == ord("Y")).any():
+        raise ValueError("a step broke")
+    if (token_ids_T == ord("Z")).any():
+        raise torch.AcceleratorError("the device is lost")
+    if (token_ids_T == ord("K")).any():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _run(self, token_ids_T, *args, **kwargs)
+
+
+def open_core(*, model_dir: str, **options) -> Opened:
+    Transformer.forward = _forward
+    return open_sound_core(model_dir, **options)

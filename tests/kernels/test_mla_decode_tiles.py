@@ -149,6 +149,7 @@ def test_roles_serve_what_comes_in_boxes_on_hopper_alone(monkeypatch):
     [("3.6.0", (9, 0), True), ("3.9.0", (9, 0), False), ("3.6.0", (10, 0), False)],
 )
 def test_roles_want_hopper_and_their_gluon(version, capability, run, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(triton, "__version__", version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     triton_decode.has_roles.cache_clear()

@@ -24,6 +24,7 @@ from perilune.kernels.plugins import Registered, version_of
 
 KERNELS = Path(__file__).parent
 _SHARED = ("common", "testing")
+_CODE = (".py", ".cu", ".cuh")
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,7 +115,7 @@ def made_with(op_folder: Path, found: Registered, device: str) -> dict[str, str]
         "perilune": version_of("perilune") or "",
         "torch": str(torch.__version__),
         "triton": f"{triton}, interpreted" if triton_is_interpreted() else triton,
-        "source of the op": _digest(op_folder.glob("*.py")),
+        "source of the op": _digest(x for x in op_folder.iterdir() if x.suffix in _CODE),
         "source of the checks": _digest([*shared, KERNELS / "traits.py"]),
         "files of the plug-in": _record(found.distribution),
     }

@@ -92,6 +92,21 @@ def _rising(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     )
 
 
+def _k3(generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...]) -> Inputs:
+    """K3's rows for all of its heads."""
+    shape = {"heads": 96, "rank": 512, "shared": 64, "page": 64}
+    return _plain(_decode_inputs(generator, dtype, lengths, **shape)) | {"scale": 576**-0.5}
+
+
+def _k3_far_apart(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+    """Scores of two tiles are higher than 2^64 times those before, and a page is missing."""
+    inputs = _k3(generator, dtype, (290,))
+    for page, factor in ((1, 40.0), (3, 90.0)):
+        inputs["latent_PSC"][inputs["table_NW"][0, page]] *= factor
+    inputs["table_NW"][0, 2] = -1
+    return inputs
+
+
 def _rounded(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     inputs = _plain(_decode_inputs(generator, dtype, (37, 50), queries=2, rank=32, shared=16))
     return inputs | rounded(inputs["latent_PSC"], 32)
@@ -146,6 +161,8 @@ DECODE = OpSpec(
         "k3_heads": lambda g, d: _plain(
             _decode_inputs(g, d, (70,), heads=96, rank=32, shared=16, page=64)
         ),
+        "k3_rows": lambda g, d: _k3(g, d, (70, 0, 1, 129)),
+        "k3_far_apart": _k3_far_apart,
         "rising_scores": _rising,
         "rounded": _rounded,
     },

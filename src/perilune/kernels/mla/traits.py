@@ -12,7 +12,7 @@ from perilune.kernels.mla.prefill_lengths import is_long
 from perilune.kernels.registry import Inputs
 from perilune.kernels.traits import Traits
 
-HEADS, MANY_HEADS, K3_WIDTH = 3, 70, 576
+HEADS, MANY_HEADS, K3_HEADS, K3_WIDTH = 3, 70, 96, 576
 
 
 def _make(
@@ -41,7 +41,10 @@ def _make_cache(
     first = int(torch.randint(len(contexts), (), generator=generator))
     chosen = [contexts[(first + i) % len(contexts)] for i in range(n)]
     rows_RC = normal(generator, dtype, sum(chosen), width).detach()
-    queries, heads = 2 - n % 2, MANY_HEADS if width == K3_WIDTH else HEADS
+    queries, heads = 2 - n % 2, HEADS
+    if width == K3_WIDTH:
+        # On a GPU, other programs serve other numbers of heads.
+        heads = MANY_HEADS if n % 3 == 1 else K3_HEADS
     return {
         "q_NQHC": normal(generator, dtype, n, queries, heads, width).detach(),
         **paged(generator, rows_RC, chosen, page, pages),

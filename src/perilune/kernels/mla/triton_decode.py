@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from perilune.kernels.common.triton_math import uses_ptx
-from perilune.kernels.mla import triton_decode_plain
+from perilune.kernels.mla import cuda_decode, triton_decode_plain
 from perilune.kernels.mla.triton_decode_merge import merge
 from perilune.kernels.mla.triton_decode_plan import Parts, Plan, num_programs, plan_of
 from perilune.kernels.mla.triton_decode_rows import Rows
@@ -36,10 +36,10 @@ def attend(
     """The mixed latents [N, Q, H, C]. By default `plan` and `launch` are what serves best."""
     n, q, h, _ = q_NQHC.shape
     c, device = rows.c_PSC.shape[2], q_NQHC.device
-    if plan is None:
-        plan = plan_of(q * h, q_NQHC.dtype, num_programs(device))
     if launch is None:
         launch = launch_of(q_NQHC, rows)
+    if plan is None:
+        plan = plan_for(launch, q * h, q_NQHC.dtype, num_programs(device))
     slots = (plan.teams + n) * q * h
     parts = Parts(
         q_NQHC.new_empty(n + 1, dtype=torch.int32),
@@ -68,7 +68,10 @@ def attend(
 
 
 def launch_of(q_NQHC: Tensor, rows: Rows) -> Launch:
-    """Programs with roles take K3's rows on Hopper, plain ones everything else."""
+    """On Hopper, K3's rows are for programs in CUDA C++ where heads are whole tiles of theirs, else
+    for programs with roles; plain ones take everything else."""
+    if cuda_decode.serves(q_NQHC, rows):
+        return cuda_decode.launch
     device = q_NQHC.device
     aligned = q_NQHC.data_ptr() % 16 == 0
     if device.type == "cuda" and has_roles(device) and aligned and rows.come_in_boxes:
@@ -78,7 +81,15 @@ def launch_of(q_NQHC: Tensor, rows: Rows) -> Launch:
     return triton_decode_plain.launch
 
 
+def plan_for(launch: Launch, rows: int, dtype: torch.dtype, programs: int) -> Plan:
+    """Of programs that `launch` starts; otherwise as `plan_of`."""
+    if launch is cuda_decode.launch:
+        return cuda_decode.plan_of(rows, programs)
+    return plan_of(rows, dtype, programs)
+
+
 @cache
 def has_roles(device: torch.device) -> bool:
     """Whether programs with roles run: their products are Hopper's alone."""
-    return triton.__version__.startswith(GLUON) and torch.cuda.get_device_capability(device)[0] == 9
+    hopper = uses_ptx(device) and torch.cuda.get_device_capability(device)[0] == 9
+    return triton.__version__.startswith(GLUON) and hopper

@@ -1,0 +1,85 @@
+"""CUDA C++ for NVIDIA GPUs, compiled at first use by NVRTC, the compiler that comes with torch.
+
+No toolkit is installed, and no header of one is read. Machine code is kept on disk: compiling takes
+a processor some seconds, and every process would do it anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from perilune.core.env import cache_dir
+from perilune.kernels.common.errors import CompileError
+
+
+def is_installed() -> bool:
+    """Whether `cuda-bindings` is, found without an import of it."""
+    # Other distributions bring a package of this name, too.
+    return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
+
+
+def cubin(source: Path, headers: tuple[Path, ...], defined: Mapping[str, int], arch: str) -> bytes:
+    """Machine code of `source` for the architecture `arch` ("sm_90a"), with what is `defined`.
+
+    Raises:
+        CompileError: the source is not accepted, or NVRTC fails.
+    """
+    nvrtc: Any = import_module("cuda.bindings.nvrtc")
+    options = [f"--gpu-architecture={arch}", "--std=c++17"]
+    options += [f"--define-macro={name}={value}" for name, value in defined.items()]
+    version = ".".join(map(str, _done(nvrtc, nvrtc.nvrtcVersion())))
+    kept = cache_dir() / "cubin" / f"{source.stem}-{_digest(source, headers, options, version)}"
+    if kept.exists():
+        return kept.read_bytes()
+    code = _compiled(nvrtc, source, headers, options)
+    _keep(kept, code)
+    return code
+
+
+def _compiled(nvrtc: Any, source: Path, headers: tuple[Path, ...], options: list[str]) -> bytes:
+    texts, names = [x.read_bytes() for x in headers], [x.name.encode() for x in headers]
+    made = nvrtc.nvrtcCreateProgram(
+        source.read_bytes(), source.name.encode(), len(headers), texts, names
+    )
+    program = _done(nvrtc, made)[0]
+    try:
+        given = [option.encode() for option in options]
+        status = nvrtc.nvrtcCompileProgram(program, len(given), given)
+        if status[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = b" " * _done(nvrtc, nvrtc.nvrtcGetProgramLogSize(program))[0]
+            _done(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
+            raise CompileError(f"{source.name} does not compile: {log.decode().rstrip(chr(0))}")
+        code = b" " * _done(nvrtc, nvrtc.nvrtcGetCUBINSize(program))[0]
+        _done(nvrtc, nvrtc.nvrtcGetCUBIN(program, code))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return code
+
+
+def _done(nvrtc: Any, answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a call answers behind its status."""
+    status, *values = answer
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompileError(f"NVRTC: {status.name}")
+    return tuple(values)
+
+
+def _digest(source: Path, headers: tuple[Path, ...], options: list[str], version: str) -> str:
+    digest = hashlib.sha256("\0".join([*options, version]).encode())
+    for file in (source, *headers):
+        digest.update(b"\0" + file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Whole or not at all, whichever processes write it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_bytes(code)
+    unfinished.replace(path)

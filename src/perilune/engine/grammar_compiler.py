@@ -131,7 +131,7 @@ class GrammarCompiler:
             if matcher.is_stopped():
                 return
             allowed = [i for i in self._control_ids if mask[i >> 3] >> (i & 7) & 1]
-            matcher.consume_token(rng.choice(allowed or _ids(mask)))
+            matcher.consume_token(rng.choice(allowed) if allowed else _any_of(mask, rng))
             if time.thread_time() - begin_s > TOKEN_S:
                 raise GrammarError("the grammar cannot be used: a token of it takes too long")
 
@@ -193,6 +193,8 @@ def _error(message: str, text: str) -> GrammarError:
     )
 
 
-def _ids(mask: bytes) -> list[int]:
-    """Of the bits that are set."""
-    return [8 * i + j for i, byte in enumerate(mask) if byte for j in range(8) if byte >> j & 1]
+def _any_of(mask: bytes, rng: random.Random) -> int:
+    """The place of a bit that is set; there is one at least."""
+    tail = mask[rng.randrange(len(mask)) :].lstrip(b"\0") or mask.lstrip(b"\0")
+    places = [place for place in range(8) if tail[0] >> place & 1]
+    return 8 * (len(mask) - len(tail)) + rng.choice(places)

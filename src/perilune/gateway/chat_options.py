@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from perilune.core.types import ResponseFormat, ToolChoice
 from perilune.gateway.errors import BodyError
 from perilune.gateway.request_types import ChatBody, ToolChoiceBody
+
+F = TypeVar("F")
 
 ThinkingEffort = Literal["low", "medium", "high", "max"]
 
@@ -63,14 +65,25 @@ def to_response_format(wire: ChatBody) -> ResponseFormat:
     body = wire.response_format
     if body is None:
         return ResponseFormat()
-    if body.type != "json_schema":
-        return ResponseFormat(type=body.type)
-    if body.json_schema is None:
-        raise BodyError(
-            "response_format.json_schema: required field is missing",
-            param="response_format.json_schema",
-        )
-    return ResponseFormat(type="json_schema", schema=body.json_schema.schema)
+    match body.type:
+        case "json_schema":
+            schema = _needed(body.json_schema, "json_schema")
+            return ResponseFormat(
+                type="json_schema", schema=schema.schema, strict=schema.strict is not False
+            )
+        case "regex":
+            return ResponseFormat(type="regex", pattern=_needed(body.pattern, "pattern"))
+        case "grammar":
+            return ResponseFormat(type="grammar", grammar=_needed(body.grammar, "grammar"))
+        case _:
+            return ResponseFormat(type=body.type)
+
+
+def _needed(value: F | None, name: str) -> F:
+    if value is None:
+        field = f"response_format.{name}"
+        raise BodyError(f"{field}: required field is missing", param=field)
+    return value
 
 
 def num_chat_logprobs(wire: ChatBody) -> int | None:

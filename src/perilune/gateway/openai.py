@@ -75,6 +75,7 @@ def parse_chat(body: bytes, call_id: str) -> ChatCall:
         tools=tools,
         tool_choice=choice.mode,
         tool_choice_name=choice.name,
+        parallel_tool_calls=wire.parallel_tool_calls is not False,
         response_format=to_response_format(wire),
         thinking=thinking.on,
         thinking_effort=thinking.effort,

@@ -127,6 +127,7 @@ class FunctionBody(Struct):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolDeclaration(Struct):
@@ -146,11 +147,17 @@ class ToolChoiceBody(Struct):
 class JsonSchemaBody(Struct):
     schema: dict[str, Any]
     name: str | None = None
+    strict: bool | None = None
+    """False leaves the schema to the prompt."""
 
 
 class ResponseFormatBody(Struct):
-    type: Literal["text", "json_object", "json_schema"]
+    """`regex` and `grammar` are perilune's own."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: JsonSchemaBody | None = None
+    pattern: NonEmpty | None = None
+    grammar: NonEmpty | None = None
 
 
 class TemplateOptions(Struct):
@@ -172,6 +179,7 @@ class ChatBody(SamplingBody, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     """Checked as `ToolDeclaration`, kept as they came."""
     tool_choice: str | ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormatBody | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateOptions | None = None

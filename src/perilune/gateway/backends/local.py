@@ -13,6 +13,7 @@ from perilune.core.types import (
     CompletionRequest,
     Finish,
     FinishReason,
+    Grammar,
     TextDelta,
     TextLogprob,
     TokenEvent,
@@ -47,9 +48,10 @@ class LocalModel:
     async def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
         """As `ChatModel.chat`. Raises RequestError for a conversation that cannot be written."""
         # In a thread: a long prompt must not hold up the streams of the others.
-        prompt_ids = await asyncio.to_thread(self._format.encode, request)
+        prompt_ids, grammar = await asyncio.to_thread(self._encode, request)
         reader = ChatReader(self._format.parser(request), request.stop)
-        tokens = self._token_request(request, prompt_ids, self._format.stop_ids)
+        stop_ids = self._format.stop_ids
+        tokens = self._token_request(request, prompt_ids, stop_ids, grammar=grammar)
         async with closing(self._run(tokens, reader)) as events:
             async for event in events:
                 yield event
@@ -74,6 +76,10 @@ class LocalModel:
                     echo = ""
                 yield event
 
+    def _encode(self, request: ChatRequest) -> tuple[list[int], Grammar | None]:
+        grammar = self._format.grammar(request)  # first: a wrong schema is in the prompt, too
+        return self._format.encode(request), grammar
+
     def _token_request(
         self,
         request: ChatRequest | CompletionRequest,
@@ -81,6 +87,7 @@ class LocalModel:
         stop_ids: frozenset[int],
         *,
         ignore_eos: bool = False,
+        grammar: Grammar | None = None,
     ) -> TokenRequest:
         room = max(1, self.max_context - len(prompt_ids))  # the engine refuses a prompt without
         return TokenRequest(
@@ -90,6 +97,7 @@ class LocalModel:
             sampling=request.sampling,
             stop_ids=stop_ids,
             ignore_eos=ignore_eos,
+            grammar=grammar,
         )
 
     async def _run(self, tokens: TokenRequest, reader: Reader) -> AsyncIterator[ChatEvent]:

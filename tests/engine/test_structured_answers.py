@@ -64,6 +64,7 @@ def answer(
     name: str,
     compilers: dict[str, GrammarCompiler],
     favoured: str = '"]},',
+    may_be_cut: bool = False,
 ) -> ParsedMessage:
     """What comes of the request at temperature 1, with a bias for what brings things to an end."""
     chat_format = FORMATS[name]
@@ -92,9 +93,11 @@ def answer(
     while core.scheduler.has_work:
         for item in core.step():
             assert item.event.error is None
-    assert sequence.finish_reason == "stop", tokenizer.decode(sequence.generated_ids)
     parsed = parse_message(chat_format.parser(request), sequence.generated_ids)
-    assert parsed.notes == ()
+    if not may_be_cut:
+        assert sequence.finish_reason == "stop", tokenizer.decode(sequence.generated_ids)
+        assert parsed.notes == ()
+    assert not {note.kind for note in parsed.notes} & {"malformed", "repaired"}
     return parsed
 
 
@@ -237,7 +240,7 @@ def test_calls_by_their_schemas(both, seed, name, choice, compilers):
         tool_choice_name=names[1] if choice == "named" else None,
         parallel_tool_calls=choice == "required",
     )
-    parsed = answer(request, name, compilers)
+    parsed = answer(request, name, compilers, may_be_cut=choice == "required")
     calls = parsed.tool_calls
     for call in calls:
         check(json.loads(call.arguments), both[names.index(call.name)])

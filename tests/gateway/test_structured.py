@@ -32,7 +32,7 @@ def test_a_plain_request_has_no_grammar(grammar_of):
     assert grammar_of() is None
     assert grammar_of(response_format={"type": "text"}) is None
     assert grammar_of(tools=[TOOL]) is None
-    assert grammar_of(tools=[TOOL], tool_choice="auto", parallel_tool_calls=False) is None
+    assert grammar_of(tools=[TOOL], tool_choice="auto", parallel_tool_calls=True) is None
 
 
 def test_a_schema_is_held_to_unless_it_is_not_strict(grammar_of):
@@ -83,6 +83,13 @@ def test_a_strict_tool_is_held_to_where_no_call_is_required(grammar_of):
     strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
     assert r"tool=\"look_up\"" in grammar_of(tools=[strict])
     assert "tools?" in grammar_of(tools=[strict])
+
+
+def test_one_call_at_most_where_they_may_not_be_parallel(grammar_of):
+    text = grammar_of(tools=[TOOL], parallel_tool_calls=False)
+    assert "call{1,1}" in text
+    assert "tools?" in text
+    assert "maxLength" not in text
 
 
 def test_no_call_where_none_is_wanted(grammar_of):

@@ -11,7 +11,7 @@ from perilune.text.callable_tools import CallableTool, callable_tools, is_strict
 from perilune.text.errors import TextError
 from perilune.text.json_schema import normalise
 from perilune.text.lark import LarkText
-from perilune.text.pattern import plain_classes
+from perilune.text.pattern import common_pattern
 
 MAX_CALLS = 64
 """Of one answer: a model that has lost its way must come to an end."""
@@ -45,8 +45,8 @@ def answer_rules(request: ChatRequest) -> AnswerRules | None:
     may_call = request.tool_choice != "none"
     tools = callable_tools(request) if may_call else []
     must_call = request.tool_choice == "required"
-    forbids_calls = not may_call and bool(request.tools)
-    is_held = request.response_format.type != "text" or must_call or forbids_calls
+    has_limit = bool(request.tools) and not (may_call and request.parallel_tool_calls)
+    is_held = request.response_format.type != "text" or must_call or has_limit
     if not (is_held or (may_call and is_strict(request))):
         return None
     single = request.tool_choice_name is not None or not request.parallel_tool_calls
@@ -78,7 +78,7 @@ def add_answer(rules: LarkText, wanted: ResponseFormat) -> str:
         case "regex":
             at, pattern = f"{_FIELD}.pattern", wanted.pattern or ""
             _check_size(pattern, MAX_PATTERN_BYTES, at)
-            rules.rule("answer_text", lark.regex(plain_classes(pattern)), at=at)
+            rules.rule("answer_text", lark.regex(common_pattern(pattern)), at=at)
         case "grammar":
             _check_grammar(wanted.grammar or "")
             return f"@{_ANSWER}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from perilune.text import schema_keywords
 from perilune.text.json_pointer import resolve
+from perilune.text.pattern import schema_pattern
 from perilune.text.schema_cycles import check_cycles
 from perilune.text.schema_keywords import MAX_DEPTH, check_number_of, digits_of, refuse
 
@@ -115,10 +116,11 @@ class _Normaliser:
         return {key: self._read(item, f"{at}.{key}", depth) for key, item in value.items()}
 
     def _patterns(self, value: object, at: str, depth: int) -> Schema:
-        result = self._map(value, at, depth)
-        for pattern in result:
-            schema_keywords.pattern(pattern, at)
-        return result
+        schemas = self._map(value, at, depth)
+        return {self._pattern(pattern, at, depth): inner for pattern, inner in schemas.items()}
+
+    def _pattern(self, value: object, at: str, depth: int) -> str:
+        return schema_pattern(schema_keywords.pattern(value, at))
 
     def _old_tuple(self, schema: Mapping[str, Any], result: Schema, at: str, depth: int) -> None:
         """Before 2020 `items` could be what now is `prefixItems`, `additionalItems` the rest."""
@@ -155,6 +157,7 @@ _INNER: dict[str, Callable[[_Normaliser, object, str, int], object]] = {
     "properties": _Normaliser._map,
     "patternProperties": _Normaliser._patterns,
     "additionalProperties": _Normaliser._inner,
+    "pattern": _Normaliser._pattern,
     "items": _Normaliser._inner,
     "prefixItems": _Normaliser._list,
     "multipleOf": _Normaliser._multiple,

@@ -127,7 +127,6 @@ READERS: dict[str, Callable[[object, str], object]] = {
     "maxProperties": _most,
     "minItems": _least,
     "maxItems": _most,
-    "pattern": pattern,
     "format": _format,
     "minLength": _least,
     "maxLength": _most,

@@ -1,13 +1,15 @@
-"""`perilune bench serve`: replays traffic against a server and reports what its users would see."""
+"""`perilune bench`: a server under traffic, as its users see it; prompts in the prefix cache."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 
 import uvloop
 
 from perilune.cli.bench_options import add_serve_options, load_test
+from perilune.cli.bench_prefix_options import add_prefix_cache_options
 from perilune.core.env import api_key
 from perilune.gateway.load.measure import measure
 from perilune.gateway.load.open_files import allow_many
@@ -21,9 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "serve", help="replay a trace against an OpenAI-compatible server and report latencies"
     )
     add_serve_options(serve)
+    prefix_cache = actions.add_parser(
+        "prefix-cache",
+        help="replay a trace's prompts through the prefix cache, without a model, and report hits",
+    )
+    add_prefix_cache_options(prefix_cache)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Runs the chosen action. Only the engine's need what the engine needs."""
+    if args.action == "serve":
+        return run_serve(args)
+    return importlib.import_module("perilune.cli.bench_prefix_cache").run(args)
+
+
+def run_serve(args: argparse.Namespace) -> int:
     """1 where a load cannot be trusted: the generator was late, or nothing was answered.
 
     Raises:

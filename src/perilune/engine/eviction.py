@@ -37,6 +37,7 @@ class Victims:
         self._heap: list[tuple[float, int, Node]] = []
         self._offered: dict[Node, float] = {}
         self._serial = count()
+        self._limit = 64
 
     def offer(self, node: Node) -> None:
         if self._is_evictable(node):
@@ -44,6 +45,7 @@ class Victims:
             if self._offered.get(node) != score:
                 self._offered[node] = score
                 heappush(self._heap, (score, next(self._serial), node))
+                self._compact()
 
     def take(self, is_free: Callable[[Node], bool]) -> Generator[Node, None, None]:
         """Victims, one after another; those that are not free at the moment stay offered.
@@ -68,13 +70,14 @@ class Victims:
         finally:
             for node in passed:
                 self.offer(node)
-            self._compact()
 
     def _compact(self) -> None:
-        """Drops outdated entries once they are the larger part."""
-        if len(self._heap) > 2 * len(self._offered) + 64:
+        """Drops what is outdated or gone, whenever the heap has doubled."""
+        if len(self._heap) > self._limit:
+            self._offered = {n: s for n, s in self._offered.items() if self._is_evictable(n)}
             self._heap = [entry for entry in self._heap if self._offered.get(entry[2]) == entry[0]]
             heapify(self._heap)
+            self._limit = 2 * len(self._heap) + 64
 
 
 class Scores:

@@ -31,13 +31,15 @@ class OffCard:
         disk: DiskTier | None = None,
         write_above: float = 0.5,
     ) -> None:
-        """Writing to disk begins when `write_above` of the host's bytes are used."""
+        """Writing to disk begins when `write_above` of the host's bytes are not there as well."""
         self._memory = memory
         self._host_bytes = host_bytes
         self._disk = disk
         self._write_above = write_above * host_bytes
         self._can_write = True
         self._in_host: dict[Stored, np.ndarray] = {}  # the oldest first
+        self._unwritten: dict[Stored, None] = {}  # of those in host memory, the oldest first
+        self._unwritten_bytes = 0
         self._lost: list[Stored] = []
         self._next_number = 0
         self.host_used = 0
@@ -83,6 +85,8 @@ class OffCard:
         for stored in entries:
             if stored in self._in_host:
                 self._in_host[stored] = self._in_host.pop(stored)  # now the youngest
+            if stored in self._unwritten:
+                self._unwritten[stored] = self._unwritten.pop(stored)
             if self._disk is not None:
                 self._disk.touch(stored)
         for stored in entries:
@@ -93,6 +97,7 @@ class OffCard:
     def forget(self, stored: Stored) -> None:
         """Frees an entry; one that was lost is left alone."""
         buffer = self._in_host.pop(stored, None)
+        self._note_written(stored)
         is_moving = self._disk is not None and self._disk.is_moving(stored)
         if buffer is not None and not is_moving:
             self.host_used -= stored.num_bytes
@@ -118,6 +123,9 @@ class OffCard:
         for stored in set(known) - set(self._lost):
             assert stored in self._in_host or self._is_only_on_disk(stored)
         assert self._in_host.keys() <= set(known), "an entry that nobody can find"
+        unwritten = {s for s in self._in_host if self._disk is None or not self._disk.holds(s)}
+        assert unwritten == self._unwritten.keys()
+        assert self._unwritten_bytes == sum(stored.num_bytes for stored in unwritten)
         if self._disk is not None:
             self._disk.check()
 
@@ -137,8 +145,16 @@ class OffCard:
         stored = Stored(self._next_number, num_bytes, first_page)
         self._next_number += 1
         self._in_host[stored] = buffer
+        self._unwritten[stored] = None
+        self._unwritten_bytes += num_bytes
         self.host_used += num_bytes
         return stored
+
+    def _note_written(self, stored: Stored) -> None:
+        """It is on disk as well, or not in host memory any more."""
+        if stored in self._unwritten:
+            del self._unwritten[stored]
+            self._unwritten_bytes -= stored.num_bytes
 
     def _is_only_on_disk(self, stored: Stored) -> bool:
         return stored not in self._in_host and self._disk is not None and self._disk.holds(stored)
@@ -153,26 +169,26 @@ class OffCard:
                 if self.host_used + num_bytes <= self._host_bytes:
                     return True
                 is_moving = self._disk is not None and self._disk.is_moving(stored)
-                on_disk = self._disk is not None and self._disk.holds(stored)
-                if is_moving or stored in keep or is_copied != on_disk:
+                if is_moving or stored in keep or is_copied == (stored in self._unwritten):
                     continue
-                del self._in_host[stored]
-                self.host_used -= stored.num_bytes
-                if not is_copied:
-                    self._lost.append(stored)
+                if is_copied:
+                    del self._in_host[stored]
+                    self.host_used -= stored.num_bytes
+                else:
+                    self._lose(stored)
         return self.host_used + num_bytes <= self._host_bytes
 
     def _write_ahead(self, disk: DiskTier) -> None:
         """Starts one write, if none runs."""
-        if disk.is_writing or not self._can_write or self.host_used <= self._write_above:
+        if disk.is_writing or not self._can_write or self._unwritten_bytes <= self._write_above:
             return
-        for stored, buffer in self._in_host.items():
-            if not disk.holds(stored) and disk.fits(stored, beside=False):
+        for stored in self._unwritten:
+            if disk.fits(stored, beside=False):
                 while not disk.fits(stored, beside=True) and (oldest := disk.oldest()):
                     self._lose(oldest)
                 if disk.fits(stored, beside=True):
                     self._memory.wait()
-                    disk.start_write(stored, buffer)
+                    disk.start_write(stored, self._in_host[stored])
                 return
 
     def _start_read(self, stored: Stored, keep: Collection[Stored]) -> None:
@@ -192,11 +208,13 @@ class OffCard:
         elif moved.is_write and error is not None:
             self._can_write = False
             _log.warning("the prefix cache goes on without writing to disk: %s", error)
-        elif not moved.is_write and error is not None:
+        elif moved.is_write:
+            self._note_written(stored)
+        elif error is not None:
             _log.warning("a cached prefix is lost: %s", error)
             self.host_used -= stored.num_bytes
             self._lose(stored)
-        elif not moved.is_write:
+        else:
             self._in_host[stored] = moved.buffer
 
     def _lose(self, stored: Stored) -> None:

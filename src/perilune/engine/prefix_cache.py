@@ -36,17 +36,11 @@ from perilune.engine.hit import Held, Hit
 from perilune.engine.off_card import OffCard
 from perilune.engine.pages import PagePool
 from perilune.engine.pins import Pin, Pins
+from perilune.engine.prefix_use import Published
 from perilune.engine.radix_tree import Node, TokenIds, Walk, as_tokens
 from perilune.engine.reclaim import Reclaimer
 from perilune.engine.restore import restore
 from perilune.engine.slots import SlotPool
-
-
-class Published(NamedTuple):
-    num_new_tokens: int
-    """Rows that were not on the card before: what this request has written."""
-    kept_state: bool
-    """False: the state was there already, and the slot has been freed."""
 
 
 class Freed(NamedTuple):
@@ -62,7 +56,7 @@ class PrefixCache:
         *,
         page_len: int,
         cost: CostModel,
-        alpha: float = 0.25,
+        alpha: float = 0.15,
         max_pinned: float = 0.5,
         off_card: OffCard | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -7,6 +7,7 @@ import signal
 
 import torch
 
+from perilune.core.types import TokenTable
 from perilune.engine.host import Opened
 from perilune.engine.opening import open_core as open_sound_core
 from perilune.model.model import Transformer
@@ -24,6 +25,6 @@ def _forward(self, token_ids_T, *args, **kwargs):
     return _run(self, token_ids_T, *args, **kwargs)
 
 
-def open_core(*, model_dir: str, **options) -> Opened:
+def open_core(*, model_dir: str, token_table: TokenTable | None = None, **options) -> Opened:
     Transformer.forward = _forward
-    return open_sound_core(model_dir, **options)
+    return open_sound_core(model_dir, token_table=token_table, **options)

@@ -21,14 +21,14 @@ from typing import BinaryIO
 
 import numpy as np
 
-from perilune.core.errors import PeriluneError
+from perilune.core.errors import CheckpointError
 
 _HEADER = struct.Struct("<8s16sQQ32s")
 _MAGIC = b"PERICACH"
 _SUFFIX = ".cache"
 
 
-class CacheFileError(PeriluneError):
+class CacheFileError(CheckpointError):
     """A file does not hold the entry that it should; the entry is then a miss."""
 
 

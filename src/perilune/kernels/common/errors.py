@@ -1,15 +1,15 @@
 """What may go wrong with kernels in CUDA C++.
 
-PeriluneError
+ConfigError
 └── CudaError
     ├── CompileError   NVRTC does not accept a source
     └── DriverError    the driver refuses a call
 """
 
-from perilune.core.errors import PeriluneError
+from perilune.core.errors import ConfigError
 
 
-class CudaError(PeriluneError):
+class CudaError(ConfigError):
     """A kernel in CUDA C++ cannot be had, or be run."""
 
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from perilune.engine.cached_tree import CachedTree
 from perilune.engine.chances import Chances, Reason
@@ -38,14 +37,9 @@ from perilune.engine.pages import PagePool
 from perilune.engine.pins import Pin, Pins
 from perilune.engine.prefix_use import Published
 from perilune.engine.radix_tree import Node, TokenIds, Walk, as_tokens
-from perilune.engine.reclaim import Reclaimer
+from perilune.engine.reclaim import Freed, Reclaimer
 from perilune.engine.restore import restore
 from perilune.engine.slots import SlotPool
-
-
-class Freed(NamedTuple):
-    num_pages: int
-    num_slots: int
 
 
 class PrefixCache:
@@ -177,9 +171,7 @@ class PrefixCache:
 
         Fewer are freed when the rest is pinned, held by a hit, or in use by a sequence.
         """
-        before = self._pages.num_free, self._slots.num_free
-        self._reclaimer.evict(num_pages, num_slots)
-        return Freed(self._pages.num_free - before[0], self._slots.num_free - before[1])
+        return self._reclaimer.evict(num_pages, num_slots)
 
     def make_room(self, num_pages: int, num_slots: int) -> bool:
         """Evicts what is missing for so many to be free; False: it is not enough."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from perilune.engine.cached_tree import CachedTree
 from perilune.engine.eviction import Scores, Victims
@@ -10,6 +11,11 @@ from perilune.engine.off_card import OffCard
 from perilune.engine.pages import PagePool
 from perilune.engine.radix_tree import Node
 from perilune.engine.slots import SlotPool
+
+
+class Freed(NamedTuple):
+    num_pages: int
+    num_slots: int
 
 
 class Reclaimer:
@@ -41,10 +47,10 @@ class Reclaimer:
         self._leaves.offer(node)
         self._states.offer(node)
 
-    def evict(self, num_pages: int, num_slots: int) -> None:
+    def evict(self, num_pages: int, num_slots: int) -> Freed:
         """Frees so many of each, or all that can be freed."""
-        pages_free = self._pages.num_free + num_pages
-        slots_free = self._slots.num_free + num_slots
+        before = self._pages.num_free, self._slots.num_free
+        pages_free, slots_free = before[0] + num_pages, before[1] + num_slots
         leaves = self._leaves.take(self._is_leaf_free)
         while self._pages.num_free < pages_free and (leaf := next(leaves, None)) is not None:
             self._evict_leaf(leaf)
@@ -53,6 +59,7 @@ class Reclaimer:
         while self._slots.num_free < slots_free and (node := next(states, None)) is not None:
             self._evict_state(node)
         states.close()
+        return Freed(self._pages.num_free - before[0], self._slots.num_free - before[1])
 
     def note_losses(self) -> None:
         """Takes out of the tree what the off-card tier had no room for, and what hung on it."""

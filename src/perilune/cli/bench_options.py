@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perilune.cli.local_model import positive_int
+from perilune.cli.sampling_options import temperature
 from perilune.core.errors import ConfigError
 from perilune.gateway.load.level import Limits
 from perilune.gateway.load.plan import LoadTest
@@ -52,7 +53,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--retry-429", type=_count, default=0, metavar="N", help="send again, N times at most (0)"
     )
-    group.add_argument("--temperature", type=_temperature, default=1.0, metavar="T", help="(1)")
+    group.add_argument("--temperature", type=temperature, default=1.0, metavar="T", help="(1)")
     group.add_argument(
         "--may-stop", action="store_true", help="do not ask for answers of exactly the length given"
     )
@@ -194,13 +195,6 @@ def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1e9:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0, up to 1e9")
-    return value
-
-
-def _temperature(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 2:
-        raise argparse.ArgumentTypeError(f"{text} is outside 0..2")
     return value
 
 

@@ -10,7 +10,7 @@ from perilune.core.types import SamplingParams
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature",
-        type=_temperature,
+        type=temperature,
         default=0.7,
         metavar="T",
         help="0 takes the likeliest token (%(default)s)",
@@ -25,7 +25,8 @@ def sampling_of(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams(temperature=args.temperature, top_p=args.top_p, seed=args.seed)
 
 
-def _temperature(text: str) -> float:
+def temperature(text: str) -> float:
+    """For argparse, which words the error with the function's name."""
     value = float(text)
     if not 0 <= value <= 2:
         raise argparse.ArgumentTypeError(f"{text} is outside 0..2")

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from perilune.core.types import EngineInfo, EngineStats, TokenEvent, TokenRequest
-from perilune.engine.line import CRASHED, Line, error_event
+from perilune.engine.errors import error_event
+from perilune.engine.line import CRASHED, Line
 
 
 class Link(Protocol):

@@ -16,7 +16,7 @@ import torch
 
 from perilune.core.types import EngineStats, TokenEvent
 from perilune.engine.batch import Chunk
-from perilune.engine.errors import EngineClosedError
+from perilune.engine.errors import EngineClosedError, error_event
 from perilune.engine.runner import Runner
 from perilune.engine.sampler import Sampled, sample
 from perilune.engine.scheduler import Plan, Scheduler
@@ -93,7 +93,7 @@ class EngineCore:
         """Ends every open sequence with an `error` event that says `message`."""
         with self._changed:
             ended = self.scheduler.clear("error")
-        return [Emitted(sequence, _error(sequence, message)) for sequence in ended]
+        return [Emitted(s, error_event(s.request.request_id, message)) for s in ended]
 
     def close(self, failure: str | None = None) -> list[Emitted]:
         """As `fail`, and from now on nothing is admitted; with `failure`, because of that."""
@@ -143,20 +143,12 @@ class EngineCore:
 
 
 def _event(sequence: TokenSequence, sampled: Sampled) -> TokenEvent:
+    request_id = sequence.request.request_id
     if sampled.token_id is None:
-        return _error(sequence, sampled.fault or "no token could be sampled")
+        return error_event(request_id, sampled.fault or "no token could be sampled")
     return TokenEvent(
-        request_id=sequence.request.request_id,
+        request_id=request_id,
         token_id=sampled.token_id,
         logprob=sampled.logprob,
         finish_reason=sequence.finish_reason,
-    )
-
-
-def _error(sequence: TokenSequence, message: str) -> TokenEvent:
-    return TokenEvent(
-        request_id=sequence.request.request_id,
-        token_id=None,
-        finish_reason="error",
-        error=message,
     )

@@ -13,6 +13,7 @@ Other bad requests raise `RequestError`, `ContextLengthError` or `OverloadedErro
 """
 
 from perilune.core.errors import EngineError, RequestError
+from perilune.core.types import TokenEvent
 
 
 class GrammarError(RequestError):
@@ -60,3 +61,8 @@ class WireError(EngineError):
     """A message that no frame holds, a frame that is none, or two versions of the wire."""
 
     code = "engine_wire"
+
+
+def error_event(request_id: str, message: str) -> TokenEvent:
+    """How a sequence ends that has failed."""
+    return TokenEvent(request_id=request_id, token_id=None, finish_reason="error", error=message)

@@ -14,7 +14,7 @@ import msgspec
 
 from perilune.core.errors import EngineError, RequestError
 from perilune.core.types import EngineInfo, EngineStats, TokenEvent, TokenRequest
-from perilune.engine.errors import EngineClosedError, WireError
+from perilune.engine.errors import EngineClosedError, WireError, error_event
 from perilune.engine.wire import (
     VERSION,
     Abort,
@@ -198,7 +198,3 @@ async def connect(sock: socket.socket, on_lost: Callable[[Line], None]) -> Line:
     line = Line(on_lost)
     await loop.create_unix_connection(lambda: line, sock=sock)
     return line
-
-
-def error_event(request_id: str, message: str) -> TokenEvent:
-    return TokenEvent(request_id=request_id, token_id=None, finish_reason="error", error=message)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from perilune.core.errors import ConfigError
+from perilune.core.whole_file import write_whole
 
 Seconds = Annotated[float, Meta(ge=0)]
 Rate = Annotated[float, Meta(ge=0)]
@@ -88,6 +89,4 @@ def read_profile(path: Path) -> PerformanceProfile:
 
 def write_json(path: Path, value: Struct) -> None:
     """A profile, or another struct, indented; a reader never sees half of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
-    part.replace(path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")

@@ -7,7 +7,6 @@ same: versions, the op's sources, the checklist's, the plug-in's, the GPU.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ import torch
 
 from perilune.core.env import cache_dir, triton_is_interpreted
 from perilune.core.errors import UnsupportedError
+from perilune.core.whole_file import write_whole
 from perilune.kernels.plugins import Registered, version_of
 
 KERNELS = Path(__file__).parent
@@ -82,9 +82,7 @@ def write(
     )
     path = path_of(found, device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
-    unfinished.replace(path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(verdict)))
     return path
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from perilune.core.whole_file import write_whole
 from perilune.train.config import TrainConfig
 from perilune.train.step import StepResult
 
@@ -36,9 +37,7 @@ class RunLog:
     def __init__(self, out: Path, config: TrainConfig, first: int, seconds: float) -> None:
         path = out / METRICS_FILE
         kept = [m for m in read_metrics(path) if m["step"] <= first] if path.exists() else []
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text("".join(map(_line, kept)), encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, "".join(map(_line, kept)).encode())
         self._file = path.open("a", encoding="utf-8")
         self._config = config
         self._bar = tqdm(total=config.steps, initial=first, unit="step", desc=config.name)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perilune.core.errors import UnsupportedError
+from perilune.core.whole_file import write_whole
 from perilune.kernels.bench.environment import COMPARABLE, require_comparable
 
 
@@ -95,10 +96,7 @@ def save(path: Path, env: Mapping[str, Any], rows: Sequence[Row]) -> None:
         kept = [row for row in stored.rows if row.key[:3] not in fresh]
     content = {"env": {**env, "peers": peers}, "rows": [asdict(row) for row in [*kept, *rows]]}
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=1) + "\n"
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def describe(env: Mapping[str, Any]) -> str:

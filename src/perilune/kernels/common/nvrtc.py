@@ -7,7 +7,6 @@ a processor some seconds, and every process would do it anew.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perilune.core.env import cache_dir
+from perilune.core.whole_file import write_whole
 from perilune.kernels.common.errors import CompileError
 
 
@@ -38,7 +38,8 @@ def cubin(source: Path, headers: tuple[Path, ...], defined: Mapping[str, int], a
     if kept.exists():
         return kept.read_bytes()
     code = _compiled(nvrtc, source, headers, options)
-    _keep(kept, code)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(kept, code)
     return code
 
 
@@ -75,11 +76,3 @@ def _digest(source: Path, headers: tuple[Path, ...], options: list[str], version
     for file in (source, *headers):
         digest.update(b"\0" + file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _keep(path: Path, code: bytes) -> None:
-    """Whole or not at all, whichever processes write it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_bytes(code)
-    unfinished.replace(path)

@@ -19,6 +19,11 @@ def uses_ptx(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.cuda is not None
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Whether `device` has the products of warp groups, which NVIDIA's later GPUs have no more."""
+    return uses_ptx(device) and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def launches_early(device: torch.device) -> bool:
     """Whether a kernel on `device` may be launched with `launch_pdl`: its programs are then set up
     while the kernel before it ends, and must not touch memory before `gdc_wait`."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from perilune.kernels.common import nvrtc
 from perilune.kernels.common.cuda_driver import Kernel, load, rows_in_boxes
 from perilune.kernels.common.cuda_driver import launch as launch_kernel
-from perilune.kernels.common.triton_math import LOG2_E, uses_ptx
+from perilune.kernels.common.triton_math import LOG2_E, is_hopper
 from perilune.kernels.mla.triton_decode_plan import Parts, Plan
 from perilune.kernels.mla.triton_decode_rows import BOX, BOXED_CHANNELS, Rows
 
@@ -48,7 +48,7 @@ def serves(q_NQHC: Tensor, rows: Rows) -> bool:
 @cache
 def is_available(device: torch.device) -> bool:
     """Whether these programs run on `device`: on Hopper alone, and if `cuda-bindings` is there."""
-    if not uses_ptx(device) or torch.cuda.get_device_capability(device)[0] != 9:
+    if not is_hopper(device):
         return False
     if not nvrtc.is_installed():
         log.warning("cuda-bindings is not installed: decoding pads 96 heads to 128 on %s", device)

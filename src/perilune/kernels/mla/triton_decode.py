@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from perilune.kernels.common.triton_math import uses_ptx
+from perilune.kernels.common.triton_math import is_hopper, uses_ptx
 from perilune.kernels.mla import cuda_decode, triton_decode_plain
 from perilune.kernels.mla.triton_decode_merge import merge
 from perilune.kernels.mla.triton_decode_plan import Parts, Plan, num_programs, plan_of
@@ -91,5 +91,4 @@ def plan_for(launch: Launch, rows: int, dtype: torch.dtype, programs: int) -> Pl
 @cache
 def has_roles(device: torch.device) -> bool:
     """Whether programs with roles run: their products are Hopper's alone."""
-    hopper = uses_ptx(device) and torch.cuda.get_device_capability(device)[0] == 9
-    return triton.__version__.startswith(GLUON) and hopper
+    return triton.__version__.startswith(GLUON) and is_hopper(device)

@@ -64,6 +64,8 @@ async def check_serves(engine: EngineClient) -> None:
 async def engine_of(
     factory: str = "open_core", policy: RestartPolicy = AT_ONCE, **options
 ) -> AsyncIterator[tuple[EngineClient, Supervisor]]:
+    """Whatever happens meanwhile, nothing of it is left at the end."""
+    before = num_sockets()
     supervisor = Supervisor(f"process_cores:{factory}", policy=policy, **options)
     try:
         await supervisor.start()
@@ -71,6 +73,8 @@ async def engine_of(
     finally:
         await supervisor.close()
         assert supervisor.pid is None
+        await asyncio.sleep(0)  # a transport closes its socket in the loop
+        assert num_sockets() == before
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -79,6 +83,12 @@ async def until(condition: Callable[[], object]) -> None:
             if condition():
                 return
             await asyncio.sleep(0.002)
+
+
+def num_sockets() -> int:
+    """Open in this process."""
+    links = (os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir())
+    return sum("socket:" in link for link in links)
 
 
 def exited(pid: int) -> bool:
@@ -363,13 +373,14 @@ def test_a_start_can_be_called_off() -> None:
     asyncio.run(run())
 
 
-def test_closing_ends_what_is_open_without_waiting_for_the_step(caplog) -> None:
+def test_closing_ends_what_is_open_without_waiting_for_the_engine(caplog) -> None:
     async def run() -> None:
         policy = RestartPolicy(close_s=0.2)
         async with engine_of(policy=policy) as (engine, supervisor):
             pid = supervisor.pid
             events = engine.generate(request_of(HANG, max_tokens=MANY))
             await anext(events)
+            os.kill(pid, signal.SIGSTOP)
             closing = asyncio.create_task(engine.close())
             last = await anext(events)
             assert (last.finish_reason, last.error) == ("error", "the engine is shutting down")
@@ -429,7 +440,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 def test_the_engine_does_not_outlive_the_process_that_started_it(
     factory, prompt_id, number
 ) -> None:
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", PARENT, factory, str(prompt_id)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as parent:
         pid = int(parent.stdout.readline())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -199,6 +201,51 @@ def test_aborting_what_has_ended_or_never_was_is_nothing() -> None:
             peer.send(wire.Abort(call))
         peer.generate(1, request_of(1))
         peer.until(ended(1))
+
+
+def test_nothing_of_a_call_stays_behind() -> None:
+    opened, seen = open_core(step_s=0.001, max_open=2), []
+
+    def admit(request, info):
+        sequence = opened.admit(request, info)
+        seen.append(weakref.ref(sequence))
+        return sequence
+
+    with hosted(replace(opened, admit=admit)) as peer:
+        peer.generate(0, request_of(1))
+        peer.until(ended(0))
+        peer.generate(1, request_of(2, max_tokens=MANY))
+        peer.send(wire.Abort(1))
+        for call in (2, 3, 4):  # the last one is refused
+            peer.generate(call, request_of(3, max_tokens=MANY))
+        peer.until(lambda m: isinstance(m, wire.Refused))
+        for call in (2, 3):
+            peer.send(wire.Abort(call))
+        peer.generate(5, request_of(4))
+        peer.until(ended(5))
+        until_s = time.monotonic() + 30
+        while any(sequence() for sequence in seen):
+            assert time.monotonic() < until_s
+            gc.collect()
+        assert len(seen) == 6
+
+
+def test_frames_of_two_threads_do_not_mix() -> None:
+    ours, theirs = socket.socketpair()
+    channel = Channel(theirs)
+    message = wire.Failed(wire.ErrorOnWire((), "x" * 2**20, {}))
+    threads = [
+        threading.Thread(target=lambda: [channel.send(message) for _ in range(10)])
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    peer = Peer(ours)
+    assert [peer.receive() for _ in range(20)] == [message] * 20
+    for thread in threads:
+        thread.join()
+    ours.close()
+    channel.close()
 
 
 def test_close_ends_every_call_in_one_frame() -> None:

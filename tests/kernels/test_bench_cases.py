@@ -26,7 +26,7 @@ def small(op):
 def test_every_op_has_a_case_for_a_cpu_that_its_reference_accepts(op):
     assert small(op)
     for case in small(op).values():
-        inputs = case.make(torch.Generator().manual_seed(0), case.dtype)
+        inputs = case.inputs(torch.Generator().manual_seed(0))
         inspect.signature(load_attr(spec(op).reference)).bind(**inputs)
         least = bench(op).work(inputs, case.backward)
         assert least.bytes > 0
@@ -38,7 +38,7 @@ def test_big_cases_are_accepted_too(op):
     big = [case for case in bench(op).cases.values() if case.device == "cuda"]
     for case in big:
         with FakeTensorMode():
-            inputs = case.make(torch.Generator(), case.dtype)
+            inputs = case.inputs(torch.Generator())
             inspect.signature(load_attr(spec(op).reference)).bind(**inputs)
         dtypes = {x.dtype for x in tensors(inputs).values()}
         assert case.dtype in dtypes
@@ -109,6 +109,29 @@ def test_copies_differ_and_together_exceed_what_is_asked():
     first, second = (copies.copies[i]["gate_up_2I"] for i in (0, 1))
     assert not torch.equal(first, second)
     assert copies.bytes_each * len(copies.copies) >= 5 << 20
+
+
+def test_weights_that_copies_share_are_one_and_change_once_a_round():
+    case = bench("experts_mxfp4").cases["T4_E16_R2"]
+    copies = Copies(case, torch.device("cpu"))
+    copies.rotate_beyond(0)
+    first, *others = copies.copies
+    before = {name: x.clone() for name, x in tensors(copies.shared).items()}
+    assert before.keys() == {"w13_EMKW", "w2_EMKW"}
+    for inputs in others:
+        assert all(inputs[name] is first[name] for name in before)
+        assert not torch.equal(inputs["x_TL"], first["x_TL"])
+    copies.refresh()
+    for name, old in before.items():
+        assert torch.equal(first[name], old.roll(1, 0))
+    own = [x for name, x in tensors(first).items() if name not in before]
+    assert copies.bytes_each == sum(x.nbytes for x in own)
+
+
+def test_copies_of_shared_weights_are_as_many_as_what_their_calls_read_asks_for():
+    copies = Copies(bench("experts_mxfp4").cases["T4_E16_R2"], torch.device("cpu"))
+    copies.rotate_beyond(100, bytes_each=20)
+    assert len(copies.copies) == 5
 
 
 def test_draws_are_scaled():

@@ -26,7 +26,7 @@ from perilune.kernels.bench.inputs import TIMES_CACHE, cache_bytes
 from perilune.kernels.bench.rounds import Settings, Spread, measure
 from perilune.kernels.bench.stopwatch import stopwatch
 from perilune.kernels.bench.subject import choose
-from perilune.kernels.experts.bench_cases import packed as packed_inputs
+from perilune.kernels.experts.bench_cases import weights as packed_weights
 from perilune.kernels.registry import Call, Inputs, load_attr, recorded, resolve, spec
 from perilune.model.attn_res import AttnResStream
 from perilune.model.config import ModelConfig
@@ -143,8 +143,7 @@ def _packed_experts(config: ModelConfig, generator: torch.Generator) -> PackedEx
     moe = config.moe
     assert moe is not None
     width, inner = moe.latent_size or config.hidden_size, moe.intermediate_size
-    sizes = 1, moe.num_experts, moe.num_experts_per_token, width, inner
-    drawn = packed_inputs(*sizes)(generator, torch.bfloat16)
+    drawn = packed_weights(moe.num_experts, width, inner)(generator, torch.bfloat16)
     return PackedExperts(drawn["w13_EMKW"], drawn["w2_EMKW"], drawn["wide"])
 
 

@@ -47,6 +47,9 @@ class Peer:
     """Imported only when it is measured, and only where it is installed."""
     bind: str
     """`module:attr` of a function `(inputs, backward) -> Bound`."""
+    prepare: str | None = None
+    """`module:attr` of a function `(inputs) -> Inputs`: what it makes, once, of what all copies of
+    the inputs share, for `bind` to find among them. Only for cases that share something."""
 
     @property
     def is_installed(self) -> bool:
@@ -56,6 +59,9 @@ class Peer:
 @dataclass(frozen=True, kw_only=True)
 class Case:
     make: Make
+    shared: Make | None = None
+    """Inputs that all copies have in common: the weights of a layer too large to have it twice.
+    The others differ, so that each copy's call reads another part."""
     dtype: torch.dtype = torch.float32
     """Of activations and weights."""
     device: str = "cpu"
@@ -65,6 +71,11 @@ class Case:
     graph: bool = False
     """Shorter than its launch: timed inside a CUDA graph, with the eager time beside."""
     peers: tuple[Peer, ...] = ()
+
+    def inputs(self, generator: torch.Generator) -> Inputs:
+        """All that a call takes, in the case's dtype."""
+        shared = {} if self.shared is None else self.shared(generator, self.dtype)
+        return self.make(generator, self.dtype) | shared
 
 
 @dataclass(frozen=True, kw_only=True)

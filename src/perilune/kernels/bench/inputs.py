@@ -41,24 +41,37 @@ class Copies:
     def __init__(self, case: Case, device: torch.device, seed: int = 0) -> None:
         self._case = case
         self._generator = torch.Generator(device).manual_seed(seed)
+        self.shared: Inputs = {}
+        """The same tensors in every copy."""
+        if case.shared is not None:
+            self.shared = self._prepared(case.shared(self._generator, case.dtype))
         self.copies: list[Inputs] = []
         self.extend_to(1)
 
     @property
     def bytes_each(self) -> int:
-        return num_bytes(*tensors(self.copies[0]).values())
+        """Of what one copy does not share with the others."""
+        own = tensors(self.copies[0]).keys() - self.shared.keys()
+        return num_bytes(*(self.copies[0][name] for name in own))
 
     def extend_to(self, count: int) -> None:
         while len(self.copies) < min(count, MAX_COPIES):
-            inputs = self._case.make(self._generator, self._case.dtype)
-            if self._case.backward:
-                for value in tensors(inputs).values():
-                    value.requires_grad_(value.is_floating_point())
-            self.copies.append(inputs)
+            own = self._prepared(self._case.make(self._generator, self._case.dtype))
+            self.copies.append(own | self.shared)
 
-    def rotate_beyond(self, size: int) -> None:
-        """So many that together they take `size` bytes, and never fewer than three."""
-        self.extend_to(max(MIN_COPIES, -(-size // max(1, self.bytes_each))))
+    def _prepared(self, inputs: Inputs) -> Inputs:
+        if self._case.backward:
+            for value in tensors(inputs).values():
+                value.requires_grad_(value.is_floating_point())
+        return inputs
+
+    def rotate_beyond(self, size: int, bytes_each: int | None = None) -> None:
+        """So many that together they take `size` bytes, and never fewer than three.
+
+        `bytes_each`: what a call reads that the others do not, where that is not its own copy.
+        """
+        each = self.bytes_each if bytes_each is None else bytes_each
+        self.extend_to(max(MIN_COPIES, -(-size // max(1, each))))
 
     def refresh(self) -> None:
         """Other values in the same memory, with the same pointers and version counters.
@@ -69,10 +82,10 @@ class Copies:
         """
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        for inputs in self.copies:
-            for value in tensors(inputs).values():
-                x = value.data
-                x.copy_(torch.roll(x, 1) if x.is_floating_point() else _next_row(x))
+        every = {id(x): x for inputs in self.copies for x in tensors(inputs).values()}
+        for value in every.values():
+            x = value.data
+            x.copy_(torch.roll(x, 1) if x.is_floating_point() else _next_row(x))
         torch.set_num_threads(threads)
 
 

@@ -36,9 +36,11 @@ def ready(peer: Peer, case: Case, copies: Copies, truth: Truth) -> Ready:
     if not peer.is_installed:
         return Ready(peer, None, NONE, "not installed")
     try:
-        bind = load_attr(peer.bind)
-        errors = _errors(bind(clone(copies.copies[0]), case.backward), copies.copies[0], truth)
-        bound = [bind(inputs, case.backward) for inputs in copies.copies]
+        bind, first, made = load_attr(peer.bind), copies.copies[0], prepared(peer, copies)
+        own = {name: x for name, x in first.items() if name not in copies.shared}
+        bound_once = bind(clone(own) | copies.shared | made, case.backward)
+        errors = _errors(bound_once, first, truth)
+        bound = [bind(inputs | made, case.backward) for inputs in copies.copies]
         calls = [each.call for each in bound]
         eager = Contender(peer.name, calls, backward=case.backward)
         eager.round()
@@ -52,12 +54,20 @@ def ready(peer: Peer, case: Case, copies: Copies, truth: Truth) -> Ready:
         return Ready(peer, eager, errors, f"eager, cannot be captured: {_first_line(fault)}")
 
 
+def prepared(peer: Peer, copies: Copies) -> Inputs:
+    """What it makes of the inputs that all copies share."""
+    if peer.prepare is None:
+        return {}
+    assert copies.shared, f"{peer.name}: every copy would get the first one's"
+    return load_attr(peer.prepare)(copies.copies[0])
+
+
 def _first_line(fault: BaseException) -> str:
     return str(fault).partition("\n")[0] or type(fault).__name__
 
 
 def _errors(bound: Bound, inputs: Inputs, truth: Truth) -> Errors:
-    """`bound` holds its own copy of `inputs`."""
+    """`bound` holds its own copy of what `inputs` does not share."""
     if truth.backward:
         out = bound.call()
     else:

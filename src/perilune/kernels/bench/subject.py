@@ -112,7 +112,11 @@ def subject(
     copies = Copies(case, device)
     one_call = Contender(what, [*thunks(run, copies.copies, case.backward)], backward=case.backward)
     _require_entered(one_call, run, reference, what)
-    _make_copies(copies, stopwatch.time(one_call.round).seconds, case.graph, device, settings)
+    call_s = stopwatch.time(one_call.round).seconds
+    bytes_read = copies.bytes_each
+    if case.shared is not None:
+        bytes_read = declared.work(copies.copies[0], case.backward).bytes
+    _make_copies(copies, bytes_read, call_s, case.graph, device, settings)
     calls = [*thunks(run, copies.copies, case.backward)]
     eager = Contender("eager", calls, backward=case.backward)
     in_graph = case.graph and device.type == "cuda"
@@ -136,14 +140,19 @@ def subject(
 
 
 def _make_copies(
-    copies: Copies, call_s: float, graph: bool, device: torch.device, settings: Settings
+    copies: Copies,
+    bytes_read: int,
+    call_s: float,
+    graph: bool,
+    device: torch.device,
+    settings: Settings,
 ) -> None:
     size = settings.rotate_bytes
     if size is None:
         size = TIMES_CACHE[device.type] * cache_bytes(device)
-    slowest_read_s = copies.bytes_each / LOW_BYTES_PER_S[device.type]
+    slowest_read_s = bytes_read / LOW_BYTES_PER_S[device.type]
     # Cached inputs cannot speed up what takes a hundred times longer than to read them.
-    copies.rotate_beyond(size if call_s < 100 * slowest_read_s else 0)
+    copies.rotate_beyond(size if call_s < 100 * slowest_read_s else 0, bytes_read)
     affordable = MAX_BYTES[device.type] // max(1, copies.bytes_each)
     # `call_s` is mostly launch where a graph is asked for.
     shortest_s = max(1e-7, call_s / 5 if graph else call_s)

@@ -1,10 +1,13 @@
 """Sizes and least work of the routed experts: the weights of those that are touched, once.
 
 K3's layer has 896 experts, of which a token uses 16; a GPU of eight has 112, and two of a token.
-The peer's bf16 weights of the whole layer would not fit beside the copies that are rotated.
+The weights of a layer in MXFP4 (15.7 GB, and 59 GB as the bf16 of a peer) are there once, shared by
+all batches that are rotated: each goes to other experts.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,8 +48,24 @@ def work(inputs: Inputs, backward: bool) -> Work:
     return Work(times * size, times * 2 * rows * 3 * width * inner)
 
 
-def packed(tokens: int, experts: int, active: int, width: int, inner: int) -> Make:
-    """The same from MXFP4: any codes, and scales of three sizes that leave outputs moderate."""
+def batches(tokens: int, experts: int, active: int, width: int) -> Make:
+    """Tokens, each of which goes to other experts; the mixing weights are fp32."""
+
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+        scores = torch.rand(tokens, experts, generator=generator, device=generator.device)
+        return {
+            "x_TL": drawn(generator, dtype, tokens, width),
+            "expert_TR": scores.argsort(1)[:, :active].contiguous(),
+            "weight_TR": drawn(generator, torch.float32, tokens, active),
+            "beta": 4.0,
+            "linear_beta": 25.0,
+        }
+
+    return make
+
+
+def weights(experts: int, width: int, inner: int) -> Make:
+    """In MXFP4: any codes, and scales of three sizes that leave outputs moderate."""
 
     def tiles(generator: torch.Generator, rows: int, columns: int) -> Tensor:
         shape = (experts, -(-rows // PAD_ROWS) * 2, -(-columns // COLUMNS))
@@ -57,20 +76,19 @@ def packed(tokens: int, experts: int, active: int, width: int, inner: int) -> Ma
         return words
 
     def make(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
-        device = generator.device
-        scores = torch.rand(tokens, experts, generator=generator, device=device)
         return {
-            "x_TL": drawn(generator, dtype, tokens, width),
-            "expert_TR": scores.argsort(1)[:, :active].contiguous(),
-            "weight_TR": drawn(generator, torch.float32, tokens, active),
             "w13_EMKW": tiles(generator, 2 * inner, width),
             "w2_EMKW": tiles(generator, width, inner),
             "wide": False,
-            "beta": 4.0,
-            "linear_beta": 25.0,
         }
 
     return make
+
+
+def packed(tokens: int, experts: int, active: int, width: int, inner: int, **rest: Any) -> Case:
+    return Case(
+        make=batches(tokens, experts, active, width), shared=weights(experts, width, inner), **rest
+    )
 
 
 def packed_work(inputs: Inputs, backward: bool) -> Work:
@@ -95,6 +113,7 @@ def first_token_of_results(results: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 _GPU = {"device": "cuda", "dtype": torch.bfloat16}
+_BESIDE = {**_GPU, "peers": (TORCH, HUMMING)}
 
 TOKENS = (1, 32, 128, 256, 1024, 4096)
 
@@ -113,18 +132,12 @@ BENCHES = {
         work=packed_work,
         excerpt=Excerpt(inputs=first_token, results=first_token_of_results),
         cases={
-            "T4_E16_R2": Case(make=packed(4, 16, 2, 128, 64)),
+            "T4_E16_R2": packed(4, 16, 2, 128, 64),
             **{
-                f"T{t}_E112_R2": Case(
-                    make=packed(t, 112, 2, 3584, 3072),
-                    graph=t <= 256,
-                    peers=(TORCH, HUMMING),
-                    **_GPU,
+                f"T{t}_E{experts}_R{active}": packed(
+                    t, experts, active, 3584, 3072, graph=t <= 256, **_BESIDE
                 )
-                for t in TOKENS
-            },
-            **{
-                f"T{t}_E896_R16": Case(make=packed(t, 896, 16, 3584, 3072), graph=t <= 256, **_GPU)
+                for experts, active in ((112, 2), (896, 16))
                 for t in TOKENS
             },
         },

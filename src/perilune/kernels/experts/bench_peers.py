@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.bench.cases import Bound, Peer
+from perilune.kernels.common.mxfp4 import GROUP
 from perilune.kernels.experts import grouped
 from perilune.kernels.experts.tiles import COLUMNS, ROWS, Packed, untiled, values
 from perilune.kernels.registry import Inputs, resolve
@@ -23,19 +24,30 @@ situ_glu = resolve("situ")
 
 
 def torch_grouped(inputs: Inputs, backward: bool) -> Bound:
-    w13_E2IL, w2_ELI = dequantised(inputs)
-    arguments = [inputs[name] for name in ("x_TL", "expert_TR", "weight_TR")]
-    arguments += [w13_E2IL, w2_ELI, inputs["beta"], inputs["linear_beta"]]
+    names = "x_TL", "expert_TR", "weight_TR", "w13_E2IL", "w2_ELI", "beta", "linear_beta"
+    arguments = [inputs[name] for name in names]
     return Bound(lambda: grouped.experts(*arguments), lambda y_TL: [y_TL])
 
 
-def dequantised(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """w13 [E, 2I, L] and w2 [E, L, I] in bf16, made an expert at a time."""
+class Sizes(NamedTuple):
+    rows: int
+    """Of gate and up together, padded."""
+    width: int
+    inner: int
+    """Columns of the down matrix, padded."""
+
+
+def sizes_of(inputs: Inputs) -> Sizes:
     w13_EMKW, w2_EMKW = inputs["w13_EMKW"], inputs["w2_EMKW"]
     width = inputs["x_TL"].shape[1]
-    rows, inner = w13_EMKW.shape[1] * ROWS, w2_EMKW.shape[2] * COLUMNS
-    w13 = _bf16(w13_EMKW, rows, width, gated=True)
-    return w13, _bf16(w2_EMKW, width, inner, gated=False)[..., : rows // 2]
+    return Sizes(w13_EMKW.shape[1] * ROWS, width, w2_EMKW.shape[2] * COLUMNS)
+
+
+def dequantised(inputs: Inputs) -> Inputs:
+    """w13 [E, 2I, L] and w2 [E, L, I] in bf16, made an expert at a time."""
+    rows, width, inner = sizes_of(inputs)
+    w2_ELI = _bf16(inputs["w2_EMKW"], width, inner, gated=False)[..., : rows // 2]
+    return {"w13_E2IL": _bf16(inputs["w13_EMKW"], rows, width, gated=True), "w2_ELI": w2_ELI}
 
 
 def _bf16(tiles_EMKW: Tensor, rows: int, columns: int, *, gated: bool) -> Tensor:
@@ -57,6 +69,7 @@ TORCH = Peer(
     distribution="torch",
     module="torch",
     bind=f"{__name__}:{torch_grouped.__name__}",
+    prepare=f"{__name__}:{dequantised.__name__}",
 )
 
 
@@ -72,11 +85,9 @@ class Product(NamedTuple):
 
 
 def humming(inputs: Inputs, backward: bool) -> Bound:
-    w13_EMKW, w2_EMKW, expert_TR = inputs["w13_EMKW"], inputs["w2_EMKW"], inputs["expert_TR"]
-    width = inputs["x_TL"].shape[1]
-    rows, inner = w13_EMKW.shape[1] * ROWS, w2_EMKW.shape[2] * COLUMNS
-    gate_up = _product(w13_EMKW, rows, width, True, expert_TR)
-    down = _product(w2_EMKW, width, inner, False, expert_TR)
+    expert_TR, width = inputs["expert_TR"], inputs["x_TL"].shape[1]
+    gate_up = _product(inputs["gate_up"], expert_TR, inputs["num_experts"])
+    down = _product(inputs["down"], expert_TR, inputs["num_experts"])
     caps, choices = (inputs["beta"], inputs["linear_beta"]), expert_TR.shape[1]
 
     def call() -> Tensor:
@@ -87,22 +98,39 @@ def humming(inputs: Inputs, backward: bool) -> Bound:
     return Bound(call, lambda y_TL: [y_TL])
 
 
-def _product(
-    tiles_EMKW: Tensor, rows: int, columns: int, gated: bool, expert_TR: Tensor
-) -> Product:
-    module, tune = import_module("humming.layer"), import_module("humming.tune")
-    each = list(_each(tiles_EMKW, rows, columns, gated))
-    packed, num_experts = Packed(*map(torch.cat, zip(*each, strict=True))), len(each)
-    layer = module.HummingLayer(
-        shape_n=rows,
-        shape_k=columns,
-        weight_config={"quant_method": "mxfp4"},
-        num_experts=num_experts,
-        torch_dtype=torch.bfloat16,
-    ).to(packed.codes_EOI.device)
-    layer.load_from_tensors({"weight": packed.codes_EOI, "weight_scale": packed.scale_EOG})
+def humming_layers(inputs: Inputs) -> Inputs:
+    rows, width, inner = sizes_of(inputs)
+    return {
+        "gate_up": _layer(inputs["w13_EMKW"], rows, width, gated=True),
+        "down": _layer(inputs["w2_EMKW"], width, inner, gated=False),
+        "num_experts": len(inputs["w13_EMKW"]),
+    }
+
+
+def _layer(tiles_EMKW: Tensor, rows: int, columns: int, *, gated: bool) -> Any:
+    module = import_module("humming.layer")
+    shape, device = (len(tiles_EMKW), rows), tiles_EMKW.device
+    # Its weights would be laid out on the host first: 10 GB of them.
+    with device:
+        codes_EOI = torch.empty(*shape, columns // 2, dtype=torch.uint8)
+        scale_EOG = torch.empty(*shape, columns // GROUP, dtype=torch.uint8)
+        layer = module.HummingLayer(
+            shape_n=rows,
+            shape_k=columns,
+            weight_config={"quant_method": "mxfp4"},
+            num_experts=len(tiles_EMKW),
+            torch_dtype=torch.bfloat16,
+        )
+    for expert, packed in enumerate(_each(tiles_EMKW, rows, columns, gated)):
+        codes_EOI[expert], scale_EOG[expert] = packed.codes_EOI[0], packed.scale_EOG[0]
+    layer.load_from_tensors({"weight": codes_EOI, "weight_scale": scale_EOG})
+    del codes_EOI, scale_EOG  # `transform` takes as much once more
     layer.transform()
-    tuning = tune.get_heuristics_config(
+    return layer
+
+
+def _product(layer: Any, expert_TR: Tensor, num_experts: int) -> Product:
+    tuning = import_module("humming.tune").get_heuristics_config(
         layer.humming_config, shape_m=expert_TR.numel(), gemm_type="indexed"
     )
     pairs = _blocks(expert_TR, num_experts, tuning["block_shape"][0])
@@ -134,4 +162,5 @@ HUMMING = Peer(
     distribution="humming-kernels",
     module="humming",
     bind=f"{__name__}:{humming.__name__}",
+    prepare=f"{__name__}:{humming_layers.__name__}",
 )

@@ -58,7 +58,7 @@ def test_the_case_runs_as_it_is_called(monkeypatch):
     assert row.peer_error < 0.02
     assert {call.op for call in asked} == {
         *("linear", "attn_res", "causal_conv", "kda_chunk", "gated_rms_norm", "rms_norm"),
-        *("mla_prefill", "scores", "router", "experts", "situ"),
+        *("mla_prefill", "scores", "router", "experts", "situ", "sigmoid_gate"),
     }
 
 

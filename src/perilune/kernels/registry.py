@@ -40,6 +40,7 @@ OPS: dict[str, str] = {
     "mla_prefill": "perilune.kernels.mla:PREFILL",
     "mla_decode": "perilune.kernels.mla:DECODE",
     "situ": "perilune.kernels.situ:SPEC",
+    "sigmoid_gate": "perilune.kernels.gate:SPEC",
 }
 
 

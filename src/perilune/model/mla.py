@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from perilune.kernels.common.packing import Packing
+from perilune.kernels.mla.absorb import queries
 from perilune.kernels.registry import resolve
 from perilune.model.cache import MLACache
 from perilune.model.config import ModelConfig
@@ -22,6 +23,7 @@ from perilune.model.step import DecodeRange, PrefillRange
 
 mla_prefill = resolve("mla_prefill")
 mla_decode = resolve("mla_decode")
+sigmoid_gate = resolve("sigmoid_gate")
 
 EXPANDED = 1 << 29
 """Numbers of keys and values that a chunk with many rows in front expands at once, in groups of
@@ -74,10 +76,9 @@ class MLA(nn.Module):
         else:
             assert packing is not None
             o_THV = self._cached(q_THK, latent_TC, packing, caches)
-        o_TC = o_THV.reshape(o_THV.shape[0], -1)
         if self.mla.output_gate:
-            o_TC = (o_TC * torch.sigmoid(gate[0].float())).to(x_TD.dtype)
-        return self.o_proj(o_TC)
+            return self.o_proj(sigmoid_gate(o_THV, gate[0]))
+        return self.o_proj(o_THV.reshape(o_THV.shape[0], -1))
 
     def _pooled(self, q_THK: Tensor, latent_TC: Tensor, at: Pooled) -> Tensor:
         pool, step = at.pool, at.step
@@ -95,7 +96,7 @@ class MLA(nn.Module):
     def _decode(self, q_THK: Tensor, pool: LatentPool, decoding: DecodeRange) -> Tensor:
         q_NQHK = q_THK.unflatten(0, (-1, decoding.num_each))
         pages = pool.rows_PBC, decoding.table_NJ, decoding.length_N
-        return self._absorbed(q_NQHK, *pages).flatten(0, 1)
+        return self._absorbed(q_NQHK, *pages)
 
     def _chunks(
         self, q_PHK: Tensor, new_PC: Tensor, pool: LatentPool, chunks: PrefillRange
@@ -148,7 +149,7 @@ class MLA(nn.Module):
         ):
             latent_SC = cache.append(rows)
             if q.shape[0] == 1:
-                outputs.append(self._absorbed(q[None], *cache.as_pages())[0])
+                outputs.append(self._absorbed(q[None], *cache.as_pages()))
             else:
                 sizes = Packing.of([len(q)]), self.scale, Packing.of([len(latent_SC)])
                 outputs.append(mla_prefill(q, *self._expand(latent_SC), *sizes))
@@ -157,15 +158,16 @@ class MLA(nn.Module):
     def _absorbed(
         self, q_NQHK: Tensor, rows_PSC: Tensor, table_NW: Tensor, length_N: Tensor
     ) -> Tensor:
-        """Attention in latent space: W_UK moves to the query, W_UV to the result."""
+        """[NQ, H, V] of attention in latent space: W_UK moves to the query, W_UV to the result."""
         mla = self.mla
         weight_HXC = self.kv_b_proj.weight.view(mla.num_heads, -1, mla.kv_lora_rank)
-        nope, shared = q_NQHK.split([mla.qk_nope_head_dim, mla.qk_rope_head_dim], dim=-1)
-        nope_HTK = nope.flatten(0, 1).transpose(0, 1)
-        q_THC = (nope_HTK @ weight_HXC[:, : mla.qk_nope_head_dim]).transpose(0, 1)
-        q_NQHC = torch.cat([q_THC.view(*q_NQHK.shape[:3], -1), shared], dim=-1)
+        own_THK, shared_THR = q_NQHK.flatten(0, 1).split(
+            [mla.qk_nope_head_dim, mla.qk_rope_head_dim], dim=-1
+        )
+        q_THC = queries(own_THK, weight_HXC[:, : mla.qk_nope_head_dim], shared_THR)
+        q_NQHC = q_THC.view(*q_NQHK.shape[:3], -1)
         pages = rows_PSC, table_NW, length_N
         mixed_NQHC = mla_decode(q_NQHC, *pages, mla.kv_lora_rank, self.scale)
         mixed_HTC = mixed_NQHC.flatten(0, 1).transpose(0, 1)
         o_HTV = mixed_HTC @ weight_HXC[:, mla.qk_nope_head_dim :].transpose(1, 2)
-        return o_HTV.transpose(0, 1).reshape(*q_NQHK.shape[:3], -1)
+        return o_HTV.transpose(0, 1)

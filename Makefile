@@ -23,6 +23,7 @@ test: $(VENV)/.dev               ## run every test (ARGS="tests/text -x" for som
 
 test-gpu: $(VENV)/.dev           ## check every op on the GPU (ARGS="kda_chunk" for one)
 	$(BIN)/perilune kernels check --tier gpu --jobs $(JOBS) $(ARGS)
+	$(if $(ARGS),,$(BIN)/python tests/gpu/decode_faults.py --jobs $(JOBS))
 	$(if $(ARGS),,$(BIN)/python tests/gpu/nano.py --out runs/gpu/nano.json)
 
 test-kills: $(VENV)/.dev         ## kill the engine's process mid-stream a hundred times

@@ -7,6 +7,7 @@ gives it away.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -336,6 +337,8 @@ FAULTS = [
     changed("noisy", "router", "determinism", lambda out, **_: out._replace(
         weight_TR=out.weight_TR + 1e-6 * torch.rand(out.weight_TR.shape))),
     fed("padding_counted", "router", "lengths, regimes", lambda **x: {"is_counted_T": None}),
+    changed("of_the_main_thread", "linear", "determinism", lambda out, **_: (
+        out * (1 + 1e-6 * (threading.current_thread() is not threading.main_thread())))),
     Fault("counters_begun_anew", "router", ("batches",), begins_anew),
     Fault("bins_of_another_width", "router", ("lengths",), in_wider_bins),
     Fault("twice_the_load", "router", ("lengths",), loads_twice),

@@ -43,8 +43,9 @@ def _make_cache(
     rows_RC = normal(generator, dtype, sum(chosen), width).detach()
     queries, heads = 2 - n % 2, HEADS
     if width == K3_WIDTH:
-        # On a GPU, other programs serve other numbers of heads.
-        heads = MANY_HEADS if n % 3 == 1 else K3_HEADS
+        # On a GPU, other programs serve other numbers of heads; K3's see one and two queries, few
+        # sequences and so many that a program's share of them is long.
+        heads = MANY_HEADS if n % 5 == 2 else K3_HEADS
     return {
         "q_NQHC": normal(generator, dtype, n, queries, heads, width).detach(),
         **paged(generator, rows_RC, chosen, page, pages),

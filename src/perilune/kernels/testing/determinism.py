@@ -1,8 +1,9 @@
-"""Two runs are the same bits, a row is what it is alone, and counters add up."""
+"""Two runs are the same bits, in any thread, a row is what it is alone, and counters add up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ def determinism(subject: Subject) -> Iterator[Case]:
             how = " with gradients" if grad else ""
             yield subject.case(f"twice{how}{tail}", _twice, lengths, grad)
         yield subject.case(f"new values in the same memory{tail}", _reused, lengths)
+        if subject.sizes.thorough:
+            yield subject.case(f"in a thread of its own{tail}", _in_a_thread, lengths)
     if subject.implementation.backend in subject.traits.gradients_vary and subject.trains:
         long = subject.sizes.lengths[-1:]
         yield subject.case(f"twice with gradients, length {long[0]}", _twice, long, True)
@@ -47,6 +50,16 @@ def _twice(subject: Subject, draw: Draw, lengths: tuple[int, ...], grad: bool) -
     outputs = [what for what in first if not what.startswith("grad ")]
     yield from identical(*({what: found[what] for what in outputs} for found in (first, second)))
     yield from compare(first, second, subject.tolerance)
+
+
+def _in_a_thread(subject: Subject, draw: Draw, lengths: tuple[int, ...]) -> Iterator[Finding]:
+    """The same bits in a thread in which nothing ran: no context of a device is bound to it."""
+    inputs = draw(*lengths)
+    want = subject.run(inputs)
+    placed = subject.placed(inputs, grad=False)
+    with ThreadPoolExecutor(1) as thread:
+        got = thread.submit(subject.run_on, placed).result()
+    yield from identical(got, want)
 
 
 def _asked_twice(subject: Subject, draw: Draw, lengths: tuple[int, ...]) -> Iterator[Finding]:

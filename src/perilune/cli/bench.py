@@ -1,4 +1,4 @@
-"""`perilune bench`: a server under traffic, as its users see it; prompts in the prefix cache."""
+"""`perilune bench`: a server under traffic, prompts in the prefix cache, long contexts on a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 import uvloop
 
+from perilune.cli.bench_contexts_options import add_contexts_options
 from perilune.cli.bench_options import add_serve_options, load_test
 from perilune.cli.bench_prefix_options import add_prefix_cache_options
 from perilune.core.env import api_key
@@ -15,6 +16,12 @@ from perilune.gateway.load.measure import measure
 from perilune.gateway.load.open_files import allow_many
 from perilune.gateway.load.report import markdown
 from perilune.gateway.profiles import write_json
+
+MODULES = {
+    "prefix-cache": "perilune.cli.bench_prefix_cache",
+    "contexts": "perilune.cli.bench_contexts",
+}
+"""Of actions that need what the engine needs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replay a trace's prompts through the prefix cache, without a model, and report hits",
     )
     add_prefix_cache_options(prefix_cache)
+    contexts = actions.add_parser(
+        "contexts", help="time four layers at long contexts, beside all-MLA and grouped queries"
+    )
+    add_contexts_options(contexts)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the chosen action. Only the engine's need what the engine needs."""
+    """Runs the chosen action."""
     if args.action == "serve":
         return run_serve(args)
-    return importlib.import_module("perilune.cli.bench_prefix_cache").run(args)
+    return importlib.import_module(MODULES[args.action]).run(args)
 
 
 def run_serve(args: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ COMMANDS = {
     "model": Command("perilune.cli.model", "describe, verify or convert a checkpoint"),
     "kernels": Command("perilune.cli.kernels", "list the ops, check and time their backends"),
     "train": Command("perilune.cli.train", "train a model by a recipe"),
-    "bench": Command("perilune.cli.bench", "measure a running server under load"),
+    "bench": Command("perilune.cli.bench", "measure a server under load, its cache, long contexts"),
 }
 
 EXTRAS = {

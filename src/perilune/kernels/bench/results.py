@@ -59,11 +59,11 @@ class ResultFile(NamedTuple):
     rows: list[Row]
 
 
-def default_path(env: Mapping[str, Any], folder: Path) -> Path:
-    """`kernels_<gpu>_<yyyymm>.json`."""
+def default_path(env: Mapping[str, Any], folder: Path, what: str = "kernels") -> Path:
+    """`<what>_<gpu>_<yyyymm>.json`."""
     name = re.sub(r"^(NVIDIA|AMD) ", "", env["gpu"])
     word = "cpu" if name.startswith("CPU") else name.split(" ")[0].lower()
-    return folder / f"kernels_{word}_{env['date'][:7].replace('-', '')}.json"
+    return folder / f"{what}_{word}_{env['date'][:7].replace('-', '')}.json"
 
 
 def load(path: Path) -> ResultFile:

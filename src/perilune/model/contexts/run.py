@@ -13,7 +13,7 @@ import torch
 from perilune.kernels.bench.ceilings import Ceilings
 from perilune.kernels.bench.rounds import Settings
 from perilune.kernels.bench.subject import choose, require_green
-from perilune.kernels.registry import spec
+from perilune.kernels.registry import resolved, spec
 from perilune.model.config import ModelConfig
 from perilune.model.contexts.measure import Measured, chosen_experts, measure_step
 from perilune.model.contexts.plan import GQA, PREFILL_CHUNK, Case, cache_bytes, capacity
@@ -23,13 +23,10 @@ from perilune.model.contexts.rows import DecodeRow, PrefillRow
 from perilune.model.contexts.stacks import GQAStep, PooledStep, random_layers
 from perilune.model.model import DecoderLayer
 
-DECODE_OPS = frozenset(
-    {
-        *("linear", "scores", "kda_step", "rms_norm", "attn_res"),
-        *("router", "experts_mxfp4", "mla_decode", "situ"),
-    }
-)
 PREFILL_OPS = frozenset({"causal_conv", "kda_chunk", "gated_rms_norm", "mla_prefill"})
+"""That only a prefill calls."""
+OTHER_OPS = frozenset({"experts", "permute"})
+"""That serve other weights."""
 
 
 class Failed(NamedTuple):
@@ -161,12 +158,17 @@ def _odd(times: Measured) -> list[str]:
     ]
 
 
+def ops_of(plan: Sequence[Case]) -> set[str]:
+    """What the model calls in these cases."""
+    prefills = any(case.is_prefill for case in plan)
+    return set(resolved()) - OTHER_OPS - (set() if prefills else PREFILL_OPS)
+
+
 def require_green_ops(device: torch.device, plan: Sequence[Case]) -> None:
     """Raises:
     RedOpError: an op that is going to be timed fails its conformance.
     """
-    ops = DECODE_OPS | (PREFILL_OPS if any(case.is_prefill for case in plan) else set())
-    for op in sorted(ops):
+    for op in sorted(ops_of(plan)):
         require_green(spec(op), choose(spec(op), device.type, None).backend)
 
 

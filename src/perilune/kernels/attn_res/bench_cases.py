@@ -56,7 +56,7 @@ def work(inputs: Inputs, backward: bool) -> Work:
 
 
 _GPU = {"device": "cuda", "dtype": torch.bfloat16, "peers": (FLA,)}
-
+_IN_GRAPH = {**_GPU, "graph": True}
 
 BENCHES = {
     "attn_res": Bench(
@@ -64,16 +64,16 @@ BENCHES = {
         work=work,
         cases={
             "N9_T8_D7168": Case(make=step(9, 8, 7168)),
-            "N4_T8192_D7168": Case(make=read(4, 8192, 7168), **_GPU),
-            "N9_T8192_D7168": Case(make=read(9, 8192, 7168), **_GPU),
-            "N4_T8192_D7168_step": Case(make=step(4, 8192, 7168), **_GPU),
-            "N9_T8192_D7168_step": Case(make=step(9, 8192, 7168), **_GPU),
+            "N4_T8192_D7168": Case(make=read(4, 8192, 7168), **_IN_GRAPH),
+            "N9_T8192_D7168": Case(make=read(9, 8192, 7168), **_IN_GRAPH),
+            "N4_T8192_D7168_step": Case(make=step(4, 8192, 7168), **_IN_GRAPH),
+            "N9_T8192_D7168_step": Case(make=step(9, 8192, 7168), **_IN_GRAPH),
             "N4_T8192_D7168_backward": Case(make=read(4, 8192, 7168), backward=True, **_GPU),
             "N9_T8192_D7168_backward": Case(make=read(9, 8192, 7168), backward=True, **_GPU),
             "N9_T8192_D7168_step_backward": Case(make=step(9, 8192, 7168), backward=True, **_GPU),
-            "N9_T1_D7168": Case(make=step(9, 1, 7168), graph=True, **_GPU),
-            "N9_T32_D7168": Case(make=step(9, 32, 7168), graph=True, **_GPU),
-            "N9_T256_D7168": Case(make=step(9, 256, 7168), graph=True, **_GPU),
+            "N9_T1_D7168": Case(make=step(9, 1, 7168), **_IN_GRAPH),
+            "N9_T32_D7168": Case(make=step(9, 32, 7168), **_IN_GRAPH),
+            "N9_T256_D7168": Case(make=step(9, 256, 7168), **_IN_GRAPH),
         },
     ),
 }

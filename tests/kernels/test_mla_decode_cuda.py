@@ -210,6 +210,43 @@ def test_a_source_that_is_refused_is_named_and_not_kept(compiler, tmp_path):
     assert compiler.destroyed == 2
 
 
+def refuse(*_):
+    raise PermissionError("no right to write here")
+
+
+def blocked(folder, monkeypatch):
+    (folder / "cache").touch()
+
+
+def read_only(folder, monkeypatch):
+    monkeypatch.setattr(nvrtc, "write_whole", refuse)
+
+
+def unreadable(folder, monkeypatch):
+    monkeypatch.setattr(nvrtc.Path, "read_bytes", lambda path: refuse())
+
+
+@pytest.mark.parametrize("hinder", [blocked, read_only, unreadable])
+def test_code_that_cannot_be_kept_is_compiled_and_one_warning_tells(
+    hinder, compiler, tmp_path, monkeypatch, caplog
+):
+    source = tmp_path / "a.cu"
+    source.write_text("one")
+    read = source.read_bytes()
+    hinder(tmp_path, monkeypatch)
+    if hinder is unreadable:
+        # The source itself can still be read.
+        monkeypatch.setattr(nvrtc, "_digest", lambda *_: "digest")
+        monkeypatch.setattr(nvrtc, "_compiled", lambda *_: compiler.compiled.append([]) or read)
+    nvrtc._warn_once.cache_clear()
+    made = [nvrtc.cubin(source, (), {}, "sm_90a") for _ in range(2)]
+    assert made[0] == made[1]
+    assert len(compiler.compiled) == 2
+    (told,) = caplog.records
+    assert told.levelname == "WARNING"
+    assert str(tmp_path / "cache") in told.getMessage()
+
+
 @pytest.mark.parametrize("library", ["cuda", "cuda.bindings", None])
 def test_the_library_is_found_without_an_import(library, monkeypatch):
     monkeypatch.setattr(nvrtc, "find_spec", lambda name: None if name == library else object())

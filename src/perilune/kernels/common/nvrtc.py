@@ -7,7 +7,9 @@ a processor some seconds, and every process would do it anew.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import Any
 from perilune.core.env import cache_dir
 from perilune.core.whole_file import write_whole
 from perilune.kernels.common.errors import CompileError
+
+log = logging.getLogger(__name__)
 
 
 def is_installed() -> bool:
@@ -27,6 +31,8 @@ def is_installed() -> bool:
 def cubin(source: Path, headers: tuple[Path, ...], defined: Mapping[str, int], arch: str) -> bytes:
     """Machine code of `source` for the architecture `arch` ("sm_90a"), with what is `defined`.
 
+    Where it cannot be kept, or be read, it is compiled and a warning says so, once.
+
     Raises:
         CompileError: the source is not accepted, or NVRTC fails.
     """
@@ -35,12 +41,24 @@ def cubin(source: Path, headers: tuple[Path, ...], defined: Mapping[str, int], a
     options += [f"--define-macro={name}={value}" for name, value in defined.items()]
     version = ".".join(map(str, _done(nvrtc, nvrtc.nvrtcVersion())))
     kept = cache_dir() / "cubin" / f"{source.stem}-{_digest(source, headers, options, version)}"
-    if kept.exists():
+    try:
         return kept.read_bytes()
-    code = _compiled(nvrtc, source, headers, options)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(kept, code)
+    except FileNotFoundError:
+        code = _compiled(nvrtc, source, headers, options)
+    except OSError as error:
+        _warn_once(kept.parent, str(error))
+        return _compiled(nvrtc, source, headers, options)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, code)
+    except OSError as error:
+        _warn_once(kept.parent, str(error))
     return code
+
+
+@cache
+def _warn_once(folder: Path, why: str) -> None:
+    log.warning("machine code is not kept in %s, every process compiles it anew: %s", folder, why)
 
 
 def _compiled(nvrtc: Any, source: Path, headers: tuple[Path, ...], options: list[str]) -> bytes:

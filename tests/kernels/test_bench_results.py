@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from perilune.cli import kernels_layer
 from perilune.core.errors import UnsupportedError
 from perilune.kernels.bench import environment as env_module
-from perilune.kernels.bench.cases import Work
+from perilune.kernels.bench.cases import Work, bench
 from perilune.kernels.bench.ceilings import Ceilings, measure_ceilings
 from perilune.kernels.bench.contender import Contender
 from perilune.kernels.bench.environment import environment, require_comparable
@@ -23,6 +24,7 @@ from perilune.kernels.bench.results import Row, default_path, load, save
 from perilune.kernels.bench.rounds import Settings, measure, spread
 from perilune.kernels.bench.stopwatch import CpuStopwatch, Reading, agree
 from perilune.kernels.bench.table import markdown, plain
+from perilune.kernels.registry import OPS
 
 ENV = {
     "gpu": "NVIDIA H200",
@@ -63,6 +65,19 @@ def test_a_second_run_replaces_its_own_cases_and_keeps_the_others(tmp_path):
         ("other", None, 2.0),
         ("T8192_H96", "a", 1.0),
     ]
+
+
+def test_parts_that_a_case_has_no_more_go_with_it(tmp_path):
+    path = tmp_path / "r.json"
+    parts = ["L_B1", "L_B1 01 linear", "L_B1 02 situ", "L_B12", "L_B12 01 linear"]
+    save(path, ENV, [row(op="layer", case=case) for case in parts])
+    save(path, ENV, [row(op="layer", case=case) for case in ("L_B1", "L_B1 01 gate")])
+    assert [r.case for r in load(path).rows] == ["L_B12", "L_B12 01 linear", "L_B1", "L_B1 01 gate"]
+
+
+def test_no_case_looks_like_a_part():
+    cases = [*(case for op in OPS for case in bench(op).cases), *kernels_layer.CASES]
+    assert [case for case in [*cases, kernels_layer.STACK] if " " in case] == []
 
 
 def test_peers_of_another_op_stay_named(tmp_path):

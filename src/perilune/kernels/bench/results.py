@@ -20,6 +20,7 @@ class Row:
 
     op: str
     case: str
+    """Of a part of a case: the case, a space, and which part."""
     backend: str
     median_ms: float
     p10_ms: float
@@ -53,6 +54,11 @@ class Row:
     def key(self) -> tuple[str, str, str, str | None]:
         return self.op, self.case, self.backend, self.peer
 
+    @property
+    def measurement(self) -> tuple[str, str, str]:
+        """What is measured at once: all peers and all parts of a case."""
+        return self.op, self.case.partition(" ")[0], self.backend
+
 
 class ResultFile(NamedTuple):
     env: dict[str, Any]
@@ -81,7 +87,8 @@ def load(path: Path) -> ResultFile:
 
 
 def save(path: Path, env: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Writes `rows`; what the file already holds of other ops, cases and peers stays.
+    """Writes `rows`; what the file already holds of other ops, cases and backends stays. Of a case
+    that is measured again nothing does: neither a peer nor a part that is no more.
 
     Raises:
         UnsupportedError: the file was measured on another GPU, driver or Triton.
@@ -92,8 +99,8 @@ def save(path: Path, env: Mapping[str, Any], rows: Sequence[Row]) -> None:
         stored = load(path)
         require_comparable(stored.env, env, path)
         peers = {**stored.env.get("peers", {}), **peers}
-        fresh = {(row.op, row.case, row.backend) for row in rows}
-        kept = [row for row in stored.rows if row.key[:3] not in fresh]
+        fresh = {row.measurement for row in rows}
+        kept = [row for row in stored.rows if row.measurement not in fresh]
     content = {"env": {**env, "peers": peers}, "rows": [asdict(row) for row in [*kept, *rows]]}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps(content, indent=1) + "\n").encode())

@@ -53,7 +53,7 @@ def test_torch_s_ways(way):
 
 
 def test_the_fastest_right_one_is_chosen():
-    inputs = drawn(2, 2, 4, 70, 32)
+    q_NHD, *cache = drawn(2, 2, 4, 70, 32)
     right = paths(CPU)["torch SDPA"]
 
     def slow(*args):
@@ -68,7 +68,7 @@ def test_the_fastest_right_one_is_chosen():
         raise RuntimeError("no kernel\nof this kind")
 
     ways = {"wrong": wrong, "slow": slow, "right": right, "broken": broken}
-    chosen = fastest(ways, *inputs, CpuStopwatch())
+    chosen = fastest(ways, q_NHD, [cache, cache], CpuStopwatch())
     assert (chosen.name, chosen.attend) == ("right", right)
     assert chosen.tried["slow"] > chosen.tried["right"] > 0
     assert chosen.tried["wrong"] == "wrong is 1.0e-01 from the truth"
@@ -76,6 +76,6 @@ def test_the_fastest_right_one_is_chosen():
 
 
 def test_none_is_right():
-    inputs = drawn(1, 2, 4, 70, 32)
+    q_NHD, *cache = drawn(1, 2, 4, 70, 32)
     with pytest.raises(DishonestError, match="no way to decode"):
-        fastest({"zeros": lambda q, k, v: torch.zeros_like(q)}, *inputs, CpuStopwatch())
+        fastest({"zeros": lambda q, k, v: torch.zeros_like(q)}, q_NHD, [cache], CpuStopwatch())

@@ -28,7 +28,7 @@ from perilune.model.contexts.plan import (
     stack_config,
 )
 from perilune.model.contexts.prefill import prefill
-from perilune.model.contexts.roofline import expected_experts, roofline
+from perilune.model.contexts.roofline import expected_experts, prefill_flops, roofline
 from perilune.model.contexts.run import ops_of
 from perilune.model.contexts.stacks import GQAStep, PooledStep, random_layers
 from perilune.model.layer_bench import inputs_of
@@ -208,6 +208,18 @@ def test_k3_s_roofline_at_a_million_tokens():
     config = stack_config(K3, HYBRID)
     assert 57 * MILLION * config.mla.cache_width * 2 == 68_853_694_464
     assert expected_experts(K3, 57) == pytest.approx(575.3, abs=0.5)
+
+
+def test_prefill_s_products_are_those_of_its_ops():
+    """In one chunk, with experts of whole tiles."""
+    config = parse_config(tiny_k3(num_hidden_layers=8, moe_intermediate_size=64))
+    layers = random_layers(config, HYBRID, drawn(), FP32)
+    with recorded() as calls:
+        prefill(config, layers, 64, 64, drawn(), FP32)
+    products = {"linear", "scores", "experts_mxfp4", "mla_prefill"}
+    half = calls[: len(calls) // 2]  # the first run is for what is compiled
+    works = [bench(c.op).work(inputs_of(c), False).flops for c in half if c.op in products]
+    assert prefill_flops(config, layers, 64) == pytest.approx(sum(works), rel=0.02)
 
 
 def test_prefill_goes_on_from_chunk_to_chunk():

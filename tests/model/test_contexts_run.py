@@ -99,6 +99,7 @@ def test_every_case_gives_a_row():
         assert row.marks == []
     assert rows[2].attention == "torch SDPA"
     assert rows[3].finite
+    assert rows[3].floor_s > 0
     assert rows[3].tokens_per_s == pytest.approx(64 / rows[3].seconds)
 
 

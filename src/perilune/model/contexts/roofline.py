@@ -62,6 +62,16 @@ def roofline(
     return Roofline(parts)
 
 
+def prefill_flops(config: ModelConfig, layers: Sequence[DecoderLayer], num_tokens: int) -> int:
+    """Of the hybrid's dense weights, experts and causal attention; without the recurrence, and
+    without making keys and values of cached rows again for each chunk."""
+    mla, weights = config.mla, [p for layer in layers for p in layer.parameters()]
+    dense = 2 * num_tokens * sum(p.numel() for p in weights if p.ndim > 1)
+    experts = _experts(config, layers, num_tokens, []).flops
+    pair_flops = 2 * mla.num_heads * (mla.qk_head_dim + mla.v_head_dim)
+    return dense + experts + num_tokens * (num_tokens + 1) // 2 * pair_flops
+
+
 def expected_experts(config: ModelConfig, num_tokens: int) -> float:
     """Different ones in a layer, where every token chooses any with the same chance."""
     moe = config.moe

@@ -72,6 +72,8 @@ class PrefillRow:
     context: int
     chunk: int
     seconds: float
+    floor_s: float
+    """Of its matrix products, at the measured rate."""
     first_chunk_ms: float
     last_chunk_ms: float
     finite: bool

@@ -18,7 +18,12 @@ from perilune.model.config import ModelConfig
 from perilune.model.contexts.measure import Measured, chosen_experts, measure_step
 from perilune.model.contexts.plan import GQA, PREFILL_CHUNK, Case, cache_bytes, capacity
 from perilune.model.contexts.prefill import prefill
-from perilune.model.contexts.roofline import expected_experts, roofline, weight_bytes
+from perilune.model.contexts.roofline import (
+    expected_experts,
+    prefill_flops,
+    roofline,
+    weight_bytes,
+)
 from perilune.model.contexts.rows import DecodeRow, PrefillRow
 from perilune.model.contexts.stacks import GQAStep, PooledStep, random_layers
 from perilune.model.model import DecoderLayer
@@ -126,6 +131,7 @@ class Bench:
             context=case.context,
             chunk=case.context // len(done.chunk_s),
             seconds=done.seconds,
+            floor_s=prefill_flops(self.config, layers, case.context) / self.rates.flops_per_s,
             first_chunk_ms=1e3 * done.chunk_s[0],
             last_chunk_ms=1e3 * done.chunk_s[-1],
             finite=done.finite,

@@ -179,14 +179,12 @@ class GQAStep:
         for gqa in self._attentions:
             gqa.attend = self.attention.attend
 
-    @torch.inference_mode()
     def _choose(self, generator: torch.Generator) -> Fastest:
-        cache, device = self._attentions[0].cache, generator.device
-        assert cache is not None
-        shape = self.num_sequences, self._attentions[0].num_heads, cache.k_NGLK.shape[3]
-        q_NHK = torch.empty(shape, device=device, dtype=cache.k_NGLK.dtype)
-        q_NHK.normal_(generator=generator)
-        return fastest(paths(device), q_NHK, *cache, stopwatch(device))
+        caches = [gqa.cache for gqa in self._attentions if gqa.cache is not None]
+        keys, device = caches[0].k_NGLK, generator.device
+        shape = self.num_sequences, self._attentions[0].num_heads, keys.shape[3]
+        q_NHK = torch.empty(shape, device=device, dtype=keys.dtype).normal_(generator=generator)
+        return fastest(paths(device), q_NHK, caches, stopwatch(device))
 
     def load(self, num_tokens: int) -> None:
         """Nothing: a peer is not charged for its host."""

@@ -76,16 +76,8 @@ def ratio_table(rows: Sequence[DecodeRow], batch: int | None = None) -> str:
 
 
 def prefill_table(rows: Sequence[PrefillRow]) -> str:
-    head = [
-        "tokens",
-        "chunk",
-        "time",
-        "tokens/s",
-        "first and last chunk",
-        "weights",
-        "cache",
-        "peak",
-    ]
+    head = ["tokens", "chunk", "time", "tokens/s", "of its products' floor"]
+    head += ["first and last chunk", "weights", "cache", "peak"]
     return _markdown(
         head,
         [
@@ -94,6 +86,7 @@ def prefill_table(rows: Sequence[PrefillRow]) -> str:
                 f"{row.chunk:,}",
                 f"{row.seconds:.1f} s",
                 f"{row.tokens_per_s:,.0f}",
+                f"{row.floor_s / row.seconds:.0%}",
                 f"{row.first_chunk_ms:.0f} ms, {row.last_chunk_ms:.0f} ms",
                 f"{row.weight_bytes / GB:.1f} GB",
                 f"{row.cache_bytes / GB:.2f} GB",

@@ -48,8 +48,8 @@ def chosen_experts(step: StackStep) -> list[int]:
 def measure_step(
     step: StackStep, device: torch.device, floor_s: float, settings: Settings
 ) -> Measured:
-    """`floor_s`: what a step takes at least. The rounds come when the card is as
-    warm as it gets; before them and in the steady run after them half as much time is spent."""
+    """`floor_s`: what a step takes at least. As long again as the rounds take the card is warmed up
+    before them, and sequences grow after them, half of it each."""
     on_gpu = device.type == "cuda"
     made = GraphContender if on_gpu else Contender
     repeats = min(MOST_STEPS, max(1, math.ceil(ROUND_S / floor_s))) if on_gpu else 1
@@ -59,8 +59,8 @@ def measure_step(
         measured = measure([contender], same_again, stopwatch(device), settings)
     spread = measured.spreads[0]
     one = contender if repeats == 1 else made("a step", [step])
-    kernels = kernel_times(one.round, device)
     steady_s = _steady(step, one, max(4, int(settings.seconds / 2 / spread.median)), device)
+    kernels = kernel_times(one.round, device)  # last: a profiler may stay in the way of launches
     finite = bool(torch.isfinite(step()).all())
     return Measured(spread, kernels, steady_s, summary(sampler.states), finite)
 

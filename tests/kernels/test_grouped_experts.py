@@ -58,9 +58,13 @@ def test_values_and_gradients_equal_the_reference_in_bf16(only):
         assert (got - want).norm() < 2e-2 * want.norm()
 
 
-@pytest.mark.parametrize("form", [grouped, triton_grouped], ids=["torch", "triton"])
+@pytest.mark.parametrize(
+    ("form", "elsewhere"),
+    [(grouped, False), (triton_grouped, False), (triton_grouped, True)],
+    ids=["torch", "triton", "triton_elsewhere"],
+)
 @pytest.mark.parametrize("only", [8, 2], ids=["spread", "two_experts_take_all"])
-def test_bf16_throughout_against_fp64(only, form):
+def test_bf16_throughout_against_fp64(only, form, elsewhere):
     generator = torch.Generator().manual_seed(3)
     t, r, num_experts, width, inner = 21, 2, 8, 40, 24
 
@@ -71,6 +75,8 @@ def test_bf16_throughout_against_fp64(only, form):
     x, weight = draw(t, 2 * width)[:, :width], draw(t, r).float()
     w13, w2 = draw(num_experts, 2 * inner, width), draw(num_experts, width, inner)
     chosen = torch.rand(t, only, generator=generator).argsort(1)[:, :r]
+    if elsewhere:
+        chosen[chosen == 1], chosen[5] = -1, -1
     dy = draw(t, width)
     results = []
     for run, dtype in ((oracle.experts, torch.float64), (form.experts, None)):

@@ -1,6 +1,6 @@
 """Random tiny models without near ties in their routing, and how logits are compared.
 
-`pooled_batch`, a module of this folder, is found under its plain name.
+`pooled_batch` and `rank_run`, modules of this folder, are found under their plain names.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from perilune.model.model import Transformer
 from perilune.model.moe import Router
 from perilune.model.parse_config import parse_config
 
-_found = importlib.util.spec_from_file_location(
-    "pooled_batch", Path(__file__).with_name("pooled_batch.py")
-)
-sys.modules["pooled_batch"] = importlib.util.module_from_spec(_found)
-_found.loader.exec_module(sys.modules["pooled_batch"])
+for _name in ("pooled_batch", "rank_run"):
+    _found = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
+    sys.modules[_name] = importlib.util.module_from_spec(_found)
+    _found.loader.exec_module(sys.modules[_name])
 
 SMALLEST_GAP = 1e-4
 """Right implementations choose different experts where biased scores lie closer than rounding."""

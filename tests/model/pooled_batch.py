@@ -95,7 +95,7 @@ class Batch:
     ) -> None:
         self.model = model
         self.pools = Pools.of(
-            model.config,
+            model.share,
             slots=slots,
             pages=pages,
             device=CPU,

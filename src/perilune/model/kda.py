@@ -19,6 +19,7 @@ from perilune.model.config import ModelConfig
 from perilune.model.linear import Fused, Linear
 from perilune.model.norm import RMSNorm
 from perilune.model.pools import Pooled, StatePool
+from perilune.model.ranks import ALONE, Ranks
 from perilune.model.step import DecodeRange, PrefillRange
 
 causal_conv = resolve("causal_conv")
@@ -48,9 +49,11 @@ class Conv(nn.Module):
 
 
 class KDA(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
+        """`config` is this rank's: its heads are those of this layer."""
         super().__init__()
         kda, d = config.kda, config.hidden_size
+        self.ranks = ranks
         self.num_heads, self.head_dim = kda.num_heads, kda.head_dim
         self.lower_bound = kda.gate_lower_bound
         inner = kda.num_heads * kda.head_dim
@@ -105,7 +108,7 @@ class KDA(nn.Module):
             o_THV = self._prefill(qkv_TC, z_TC, b_TH, packing, caches)
             gate_THV = gate_TC.view(o_THV.shape)
             o_THV = gated_rms_norm(o_THV, gate_THV, self.o_norm.weight, self.o_norm.eps)
-        return self.o_proj(o_THV.reshape(-1, inner).to(x_TD.dtype))
+        return self.ranks.sum(self.o_proj(o_THV.reshape(-1, inner).to(x_TD.dtype)))
 
     def _pooled(self, x: KDAInputs, at: Pooled) -> Tensor:
         pool, step = at.pool, at.step

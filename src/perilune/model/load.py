@@ -5,6 +5,7 @@ Legend: H heads, E experts, O output rows, I input columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +20,18 @@ from perilune.model.config import ModelConfig
 from perilune.model.model import Transformer
 from perilune.model.mxfp4 import Packed, require_numbers, unpack
 from perilune.model.packed_experts import Packer
+from perilune.model.ranks import ALONE, Ranks
 from perilune.model.shard import Entry
 from perilune.model.tensors import TensorSpec, text_tensors
 from perilune.model.verify import CheckpointReport, verify_checkpoint
+
+
+class Part(NamedTuple):
+    """Of a tensor: some of its rows, or columns."""
+
+    dim: int
+    first: int
+    end: int
 
 
 class Loaded(NamedTuple):
@@ -43,8 +53,9 @@ class TensorReader:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    def read(self, name: str) -> Tensor:
-        """The tensor as stored: a view of the map, to be copied before the file may change.
+    def read(self, name: str, part: Part | None = None) -> Tensor:
+        """The tensor as stored, or a part of it, of which nothing else is read: maybe a view of the
+        map, to be copied before the file may change.
 
         Raises:
             CheckpointError: the file can no longer be read as it was verified.
@@ -54,7 +65,10 @@ class TensorReader:
             if path not in self._files:
                 opened = safe_open(path, framework="pt")
                 self._files[path] = self._stack.enter_context(opened)
-            return self._files[path].get_tensor(name)
+            if part is None:
+                return self._files[path].get_tensor(name)
+            before = (slice(None),) * part.dim
+            return self._files[path].get_slice(name)[*before, part.first : part.end]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: tensor {name!r}: {error}") from None
 
@@ -94,22 +108,25 @@ def load_checkpoint(
     dtype: torch.dtype = torch.float32,
     keep_packed: bool = False,
     progress: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Loaded:
     """Verifies `directory`, then builds the model with its weights, in training form.
 
     Weights take `dtype`, except those the released model keeps in fp32. MXFP4 experts are
     unpacked; with `keep_packed` they stay what they are, for inference alone. Vision tensors are
-    skipped and listed in the report. Peak memory is the model plus one tensor.
+    skipped and listed in the report. Peak memory is the model plus one tensor. Of `ranks`, each
+    reads its own part alone.
 
     Raises:
-        ConfigError, CheckpointError: as `verify_checkpoint`, or a value is corrupt.
+        ConfigError, CheckpointError: as `verify_checkpoint`, or a value is corrupt, or the ranks
+            cannot have equal parts.
     """
     report = verify_checkpoint(directory, progress=progress)
     device = torch.device(device)
-    packer = packer_for(report.config, device) if keep_packed else None
-    state = read_state(report, device=device, dtype=dtype, packer=packer, progress=progress)
     with torch.device("meta"):
-        model = Transformer(report.config)
+        model = Transformer(report.config, ranks)
+    packer = packer_for(report.config, ranks, device) if keep_packed else None
+    state = read_state(report, model, device=device, dtype=dtype, packer=packer, progress=progress)
     for name, module in ({} if packer is None else packer.modules()).items():
         model.set_submodule(name, module)
         state |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
@@ -117,61 +134,72 @@ def load_checkpoint(
     return Loaded(model, report)
 
 
-def packer_for(config: ModelConfig, device: torch.device) -> Packer | None:
+def packer_for(config: ModelConfig, ranks: Ranks, device: torch.device) -> Packer | None:
     """None where no expert is stored as MXFP4."""
-    return Packer(config.moe, device) if config.moe and config.experts_mxfp4 else None
+    if config.moe is None or not config.experts_mxfp4:
+        return None
+    return Packer(ranks.part(config.moe.num_experts), device)
 
 
 def read_state(
     report: CheckpointReport,
+    model: Transformer,
     *,
     device: torch.device,
     dtype: torch.dtype,
     packer: Packer | None = None,
     progress: bool = False,
 ) -> dict[str, Tensor]:
-    """The state dict of `Transformer`, in memory of its own, without what `packer` takes."""
+    """The state dict of `model`, in memory of its own, without what `packer` takes; only the shapes
+    of `model` are looked at."""
     state: dict[str, Tensor] = {}
+    moe, ranks = report.config.moe, model.ranks
+    own = ranks.part(moe.num_experts) if moe is not None else range(0)
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
     specs = tqdm(text_tensors(report.config), desc="weights", leave=False, disable=not progress)
     with TensorReader(report.entries) as reader:
         for spec in specs:
             if spec.kind == "scale":
                 continue  # read together with its packed weights
             if spec.expert is None:
-                value = _read_plain(reader, spec, report.config)
+                value = _read_plain(reader, spec, report.config, shapes[spec.target], ranks)
                 kept = torch.float32 if spec.kind in ("exact", "a_log") else dtype
                 state[spec.target] = value.to(device=device, dtype=kept, copy=True)
+            elif spec.expert not in own:
+                continue
             elif packer is not None:
                 packer.add(spec, reader.read_packed(spec.matrix))
             else:
-                _read_expert(reader, spec, report.config, state, device, dtype)
+                if spec.target not in state:
+                    shape = shapes[spec.target]
+                    state[spec.target] = torch.empty(shape, device=device, dtype=dtype)
+                stack_OI = state[spec.target][own.index(spec.expert)]
+                stack_OI[slice(*spec.rows)] = _read_expert(reader, spec, dtype).to(device)
     return state
 
 
-def _read_plain(reader: TensorReader, spec: TensorSpec, config: ModelConfig) -> Tensor:
+def _read_plain(
+    reader: TensorReader, spec: TensorSpec, config: ModelConfig, shape: torch.Size, ranks: Ranks
+) -> Tensor:
     if spec.kind == "a_log":
-        return reader.read_a_log(spec.name, config.kda.num_heads)
-    return reader.read(spec.name)
+        heads = ranks.part(config.kda.num_heads)
+        return reader.read_a_log(spec.name, config.kda.num_heads)[heads.start : heads.stop]
+    return reader.read(spec.name, part_of(spec.shape, shape, ranks))
 
 
-def _read_expert(
-    reader: TensorReader,
-    spec: TensorSpec,
-    config: ModelConfig,
-    state: dict[str, Tensor],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
-    assert config.moe is not None
-    assert spec.expert is not None
+def part_of(stored: Sequence[int], held: Sequence[int], ranks: Ranks) -> Part | None:
+    """Which part a rank reads of a tensor: what it holds says which axis is shared out. None: all
+    of it."""
+    shared = [dim for dim, sizes in enumerate(zip(stored, held, strict=True)) if len({*sizes}) > 1]
+    if not shared:
+        return None
+    [dim] = shared
+    own = ranks.part(stored[dim])
+    assert len(own) == held[dim], (stored, held, ranks)
+    return Part(dim, own.start, own.stop)
+
+
+def _read_expert(reader: TensorReader, spec: TensorSpec, dtype: torch.dtype) -> Tensor:
     if spec.kind == "packed":
-        value_OI = reader.read_expert(spec.matrix, dtype)
-    else:
-        value_OI = reader.read(spec.name)
-    if spec.target not in state:
-        moe = config.moe
-        rows = 2 * moe.intermediate_size if spec.target.endswith("w13") else value_OI.shape[0]
-        shape = (moe.num_experts, rows, value_OI.shape[1])
-        state[spec.target] = torch.empty(shape, device=device, dtype=dtype)
-    first, last = spec.rows
-    state[spec.target][spec.expert, first:last] = value_OI.to(device)
+        return reader.read_expert(spec.matrix, dtype)
+    return reader.read(spec.name)

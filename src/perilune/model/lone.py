@@ -58,7 +58,7 @@ class LoneSequence:
     def _new_pools(self, capacity: int) -> Pools:
         weight = self._model.head_weight
         return Pools.of(
-            self._model.config,
+            self._model.share,
             slots=1,
             pages=SCRATCH_PAGE + 1 + -(-capacity // PAGE),
             device=weight.device,

@@ -19,6 +19,7 @@ from perilune.model.config import ModelConfig
 from perilune.model.linear import Fused, Linear, linear
 from perilune.model.norm import LATENT_EPS, RMSNorm
 from perilune.model.pools import LatentPool, Pooled
+from perilune.model.ranks import ALONE, Ranks
 from perilune.model.step import DecodeRange, PrefillRange
 
 mla_prefill = resolve("mla_prefill")
@@ -32,9 +33,11 @@ takes 4.1 GB beside weights and pools, and as long as with twice the room (H200)
 
 
 class MLA(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
+        """`config` is this rank's: its heads are those of this layer. Latents are of all heads."""
         super().__init__()
         mla, d = config.mla, config.hidden_size
+        self.ranks = ranks
         self.mla = mla
         self.scale = mla.qk_head_dim**-0.5
         heads, q_width = mla.num_heads, mla.num_heads * mla.qk_head_dim
@@ -77,8 +80,10 @@ class MLA(nn.Module):
             assert packing is not None
             o_THV = self._cached(q_THK, latent_TC, packing, caches)
         if self.mla.output_gate:
-            return self.o_proj(sigmoid_gate(o_THV, gate[0]))
-        return self.o_proj(o_THV.reshape(o_THV.shape[0], -1))
+            o_TC = sigmoid_gate(o_THV, gate[0])
+        else:
+            o_TC = o_THV.reshape(o_THV.shape[0], -1)
+        return self.ranks.sum(self.o_proj(o_TC))
 
     def _pooled(self, q_THK: Tensor, latent_TC: Tensor, at: Pooled) -> Tensor:
         pool, step = at.pool, at.step

@@ -23,17 +23,20 @@ from perilune.model.mla import MLA
 from perilune.model.moe import MLP, Experts, MoE, Router
 from perilune.model.norm import RMSNorm
 from perilune.model.pools import Pooled, Pools, StatePool, StepOnPools
+from perilune.model.ranks import ALONE, Ranks, share_of
 from perilune.model.step import Step
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, index: int) -> None:
+    def __init__(self, config: ModelConfig, index: int, ranks: Ranks = ALONE) -> None:
+        """`config` is this rank's, as `share_of` makes it."""
         super().__init__()
         d, eps, moe = config.hidden_size, config.rms_norm_eps, config.moe
-        self.self_attn = MLA(config) if config.is_mla(index) else KDA(config)
+        self.ranks = ranks
+        self.self_attn = MLA(config, ranks) if config.is_mla(index) else KDA(config, ranks)
         self.is_moe = config.is_moe(index)
         if moe is not None and self.is_moe:
-            self.block_sparse_moe = MoE(config, moe)
+            self.block_sparse_moe = MoE(config, moe, ranks)
         else:
             self.mlp = MLP(config, config.intermediate_size)
         self.input_layernorm = RMSNorm(d, eps)
@@ -70,11 +73,12 @@ class DecoderLayer(nn.Module):
         stream.add(self._feed_forward(x_TD))
 
     def _feed_forward(self, x_TD: Tensor) -> Tensor:
-        return self.block_sparse_moe(x_TD) if self.is_moe else self.mlp(x_TD)
+        return self.block_sparse_moe(x_TD) if self.is_moe else self.ranks.sum(self.mlp(x_TD))
 
 
 class Backbone(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
+        """`config` is this rank's."""
         super().__init__()
         d, eps = config.hidden_size, config.rms_norm_eps
         self.attn_res = config.attn_res_block_size is not None
@@ -82,7 +86,9 @@ class Backbone(nn.Module):
         """Activations of the forward pass; None: the dtype of the weights. The trainer keeps fp32
         weights and computes in bf16."""
         self.embed_tokens = Embedding(config.vocab_size, d)
-        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, i, ranks) for i in range(config.num_layers)
+        )
         if self.attn_res:
             self.output_attn_res_norm = RMSNorm(d, eps)
             self.output_attn_res_proj = Query(d)
@@ -114,7 +120,7 @@ def freeze(root: nn.Module) -> None:
     """Of every layer below `root`: projections with one input fused, weights held as they run."""
     fused: set[Linear] = set()
     for module in root.modules():
-        if isinstance(module, Backbone | DecoderLayer | KDA | MLA | MLP | Experts | Router):
+        if isinstance(module, Backbone | DecoderLayer | KDA | MLA | MLP | MoE | Experts | Router):
             module.freeze()
         if isinstance(module, KDA | MLA):
             fused.update(module.inputs.parts)
@@ -140,14 +146,20 @@ class Verified(NamedTuple):
 
 
 class Transformer(nn.Module):
-    """A decoder of either family. Parameters start uninitialised: see `init` and `load`."""
+    """A decoder of either family. Parameters start uninitialised: see `init` and `load`.
 
-    def __init__(self, config: ModelConfig) -> None:
+    With `ranks`, one rank's part of it: each is fed the same steps, and each gets all logits.
+    """
+
+    def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
+        """Raises ConfigError where the ranks cannot have equal parts."""
         super().__init__()
-        self.config = config
-        self.model = Backbone(config)
+        self.config, self.ranks = config, ranks
+        self.share = share_of(config, ranks)
+        """`config` with the heads that are here: caches and pools are of these."""
+        self.model = Backbone(self.share, ranks)
         if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size)
+            self.lm_head = Linear(config.hidden_size, len(ranks.part(config.vocab_size)))
 
     @property
     def head_weight(self) -> Tensor:
@@ -156,7 +168,7 @@ class Transformer(nn.Module):
 
     def new_cache(self) -> SequenceCache:
         weight = self.head_weight
-        return new_cache(self.config, weight.device, weight.dtype)
+        return new_cache(self.share, weight.device, weight.dtype)
 
     def freeze(self) -> Transformer:
         """Prepares for inference: no gradients, projections with one input fused."""
@@ -221,5 +233,8 @@ class Transformer(nn.Module):
     def _logits(self, hidden_TD: Tensor) -> Tensor:
         hidden_TD = self.model.norm(hidden_TD)
         if self.config.tie_word_embeddings:
-            return linear(hidden_TD, self.head_weight).float()
-        return self.lm_head(hidden_TD).float()
+            own = self.ranks.part(self.config.vocab_size)
+            logits_TV = linear(hidden_TD, self.head_weight[own.start : own.stop])
+        else:
+            logits_TV = self.lm_head(hidden_TD)
+        return self.ranks.joined(logits_TV).float()

@@ -17,6 +17,7 @@ from perilune.model.config import ModelConfig, MoEConfig
 from perilune.model.linear import Fused, Held, Linear
 from perilune.model.norm import RMSNorm
 from perilune.model.packed_experts import PackedExperts
+from perilune.model.ranks import ALONE, Ranks
 
 scores = resolve("scores")
 situ_glu = resolve("situ")
@@ -31,7 +32,7 @@ def caps(config: ModelConfig) -> tuple[float | None, float | None]:
 
 
 class MLP(nn.Module):
-    """Dense layer and shared experts."""
+    """Dense layer and shared experts. The output is this rank's part of a sum."""
 
     def __init__(self, config: ModelConfig, intermediate: int) -> None:
         super().__init__()
@@ -82,10 +83,10 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """Stacked weights of the routed experts; `w13` holds the gate rows, then the up rows."""
 
-    def __init__(self, moe: MoEConfig, width: int) -> None:
+    def __init__(self, moe: MoEConfig, width: int, num_experts: int) -> None:
         super().__init__()
-        self.w13 = nn.Parameter(torch.empty(moe.num_experts, 2 * moe.intermediate_size, width))
-        self.w2 = nn.Parameter(torch.empty(moe.num_experts, width, moe.intermediate_size))
+        self.w13 = nn.Parameter(torch.empty(num_experts, 2 * moe.intermediate_size, width))
+        self.w2 = nn.Parameter(torch.empty(num_experts, width, moe.intermediate_size))
         self.held: tuple[Held, Held] | None = None
 
     def freeze(self) -> None:
@@ -99,33 +100,59 @@ class Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    def __init__(self, config: ModelConfig, moe: MoEConfig) -> None:
+    """Every rank routes all tokens alike, sends them through its own experts and its part of the
+    shared ones, and one sum joins both. What leads into the latent and out of it all ranks have."""
+
+    def __init__(self, config: ModelConfig, moe: MoEConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
         d, latent = config.hidden_size, moe.latent_size
+        self.ranks, self.own = ranks, ranks.part(moe.num_experts)
+        self.own_id_E: Tensor | None = None
         self.gate = Router(config, moe)
-        self.experts: Experts | PackedExperts = Experts(moe, latent or d)
+        self.experts: Experts | PackedExperts = Experts(moe, latent or d, len(self.own))
         if latent is not None:
             self.routed_expert_down_proj = Linear(d, latent)
             self.routed_expert_up_proj = Linear(latent, d)
             if moe.latent_norm:
                 self.routed_expert_norm = RMSNorm(latent, config.rms_norm_eps)
         if moe.num_shared_experts:
-            self.shared_experts = MLP(config, moe.num_shared_experts * moe.intermediate_size)
+            width = moe.num_shared_experts * moe.intermediate_size
+            self.shared_experts = MLP(config, len(ranks.part(width)))
         self.latent_size, self.latent_norm = latent, moe.latent_norm
         self.has_shared = moe.num_shared_experts > 0
         self.caps = caps(config)
         self.quantize: Callable[[Tensor], Tensor] | None = None
         """Applied to the expert weights in every forward (quantisation-aware training)."""
 
+    def freeze(self) -> None:
+        self.own_id_E = self._own_ids(self.gate.weight.device)
+
     def forward(self, x_TD: Tensor) -> Tensor:
-        routes = self.gate(x_TD)
+        routes = self._to_own(self.gate(x_TD))
         z_TL = x_TD if self.latent_size is None else self.routed_expert_down_proj(x_TD)
-        y_TD = self._routed(z_TL, routes)
-        if self.latent_size is not None:
-            if self.latent_norm:
-                y_TD = self.routed_expert_norm(y_TD)
-            y_TD = self.routed_expert_up_proj(y_TD)
-        return y_TD + self.shared_experts(x_TD) if self.has_shared else y_TD
+        parts = [self._routed(z_TL, routes)]
+        if self.has_shared:
+            parts.append(self.shared_experts(x_TD))
+        if self.latent_size is None:
+            return self.ranks.sum(sum(parts[1:], parts[0]))
+        y_TL, *shared_TD = self.ranks.sums(*parts)
+        if self.latent_norm:
+            y_TL = self.routed_expert_norm(y_TL)
+        return sum(shared_TD, self.routed_expert_up_proj(y_TL))
+
+    def _to_own(self, routes: Routes) -> Routes:
+        """With the experts as this rank counts them; -1 is on another."""
+        if self.ranks.size == 1:
+            return routes
+        own_id_E = self.own_id_E
+        if own_id_E is None:
+            own_id_E = self._own_ids(routes.expert_TR.device)
+        return routes._replace(expert_TR=own_id_E[routes.expert_TR])
+
+    def _own_ids(self, device: torch.device) -> Tensor:
+        own_id_E = torch.full((self.gate.moe.num_experts,), -1, device=device)
+        own_id_E[self.own.start : self.own.stop] = torch.arange(len(self.own), device=device)
+        return own_id_E
 
     def _routed(self, z_TL: Tensor, routes: Routes) -> Tensor:
         if isinstance(self.experts, PackedExperts):

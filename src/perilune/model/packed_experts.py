@@ -13,7 +13,6 @@ from perilune.kernels.experts.tiles import Packed, is_wide, tiled
 from perilune.kernels.registry import resolve
 from perilune.kernels.router.reference import Routes
 from perilune.model import mxfp4
-from perilune.model.config import MoEConfig
 from perilune.model.tensors import TensorSpec
 
 experts_mxfp4 = resolve("experts_mxfp4")
@@ -41,8 +40,9 @@ class PackedExperts(nn.Module):
 class Packer:
     """The experts of all layers, taken one matrix after the other as files have them."""
 
-    def __init__(self, moe: MoEConfig, device: torch.device) -> None:
-        self._moe, self._device = moe, device
+    def __init__(self, own: range, device: torch.device) -> None:
+        """`own` are the experts that it will be given."""
+        self._own, self._device = own, device
         self._tiles: dict[str, Tensor] = {}
         self._wide: set[str] = set()
         self._gate: tuple[TensorSpec, Packed] | None = None
@@ -61,10 +61,10 @@ class Packer:
             packed = Packed(*(torch.cat(pair, 1) for pair in zip(gate, packed, strict=True)))
         tiles_MKW = tiled(packed, gated=gated)[0]
         if spec.target not in self._tiles:
-            shape = self._moe.num_experts, *tiles_MKW.shape
+            shape = len(self._own), *tiles_MKW.shape
             self._tiles[spec.target] = tiles_MKW.new_empty(shape)
         assert spec.expert is not None
-        self._tiles[spec.target][spec.expert] = tiles_MKW
+        self._tiles[spec.target][self._own.index(spec.expert)] = tiles_MKW
         if is_wide(packed):
             self._wide.add(spec.target)
 

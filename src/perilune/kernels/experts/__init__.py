@@ -36,6 +36,13 @@ def _held_as_bf16(
     return inputs | narrow
 
 
+def _elsewhere(inputs: Inputs) -> Inputs:
+    """All experts of the first token, and one of some others, are on another GPU."""
+    expert_TR = inputs["expert_TR"].masked_fill(inputs["expert_TR"] == 2, -1)
+    expert_TR[0] = -1
+    return inputs | {"expert_TR": expert_TR}
+
+
 SPEC = OpSpec(
     name="experts",
     signature="(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta) -> y_TL",
@@ -60,6 +67,8 @@ SPEC = OpSpec(
             _held_as_bf16(g, d, 5) | {"beta": 1.5, "linear_beta": 2.5}
         ),
         "single_expert": lambda g, d: _inputs(g, d, 4, 1),
+        "elsewhere": lambda g, d: _elsewhere(_inputs(g, d, 11, 5)),
+        "bf16_weights_elsewhere": lambda g, d: _elsewhere(_held_as_bf16(g, d, 7)),
     },
     tolerance=FP32,
     traits="perilune.kernels.experts.traits:SPEC",
@@ -117,6 +126,7 @@ MXFP4 = OpSpec(
         "swi_glu": lambda g, d: _from_mxfp4(g, d, 3, 5) | {"beta": None, "linear_beta": None},
         "wide_scales": lambda g, d: _from_mxfp4(g, d, 5, 3, scales=(118, 131)),
         "other_caps": lambda g, d: _from_mxfp4(g, d, 3, 4) | {"beta": 1.5, "linear_beta": 2.5},
+        "elsewhere": lambda g, d: _elsewhere(_from_mxfp4(g, d, 11, 5)),
     },
     tolerance=FP32,
     traits="perilune.kernels.experts.mxfp4_traits:SPEC",

@@ -54,6 +54,8 @@ def _experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta, y_
         y_TL[t] = 0
         for r in range(expert_TR.shape[1]):
             e = expert_TR[t, r]
+            if e < 0:
+                continue
             for j in range(2 * inner):
                 total = np.float32(0)
                 for i in range(width):

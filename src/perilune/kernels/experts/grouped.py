@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.nn.functional import grouped_mm
+from torch.nn.functional import grouped_mm, pad
 
 from perilune.kernels.experts import reference
 from perilune.kernels.registry import resolve
@@ -25,7 +25,7 @@ ALIGN = 8
 
 class Groups(NamedTuple):
     slot_TR: Tensor
-    """int64: the padded row of every pair."""
+    """int64: the padded row of every pair, -1 of one that is elsewhere."""
     start_E: Tensor
     """int32 [E+1]: where groups would begin without padding."""
     end_E: Tensor
@@ -43,7 +43,8 @@ def experts(
     beta: float | None,
     linear_beta: float | None,
 ) -> Tensor:
-    """As `reference.experts` for bf16 tokens, with fp32 sums; other dtypes run the reference."""
+    """As `reference.experts` for bf16 tokens, with fp32 sums; other dtypes run the reference. In
+    bf16 no expert is elsewhere."""
     if x_TL.dtype != torch.bfloat16:
         return reference.experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta)
     t, r = expert_TR.shape
@@ -65,7 +66,8 @@ def groups_of(expert_TR: Tensor, num_experts: int) -> Groups:
     counts_E = order.start_E.diff()
     padded_E = (counts_E + ALIGN - 1) // ALIGN * ALIGN
     ends_E = padded_E.cumsum(0)
-    shift_E = ends_E - padded_E - order.start_E[:-1]
+    # One more, for the place and the expert -1.
+    shift_E = pad(ends_E - padded_E - order.start_E[:-1], (0, 1))
     rows = (expert_TR.numel() + num_experts * ALIGN) // ALIGN * ALIGN
     slot_TR = order.place_TR + shift_E[expert_TR]
     return Groups(slot_TR, order.start_E, ends_E.to(torch.int32), rows)

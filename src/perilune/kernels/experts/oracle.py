@@ -22,6 +22,7 @@ def experts(
         terms = [
             weight * (w2_ELI[e] @ situ_glu(w13_E2IL[e] @ x_L, beta, linear_beta))
             for e, weight in zip(chosen, weights, strict=True)
+            if e >= 0
         ]
-        outputs.append(torch.stack(terms).sum(0))
+        outputs.append(torch.stack([x_L.new_zeros(w2_ELI.shape[1]), *terms]).sum(0))
     return torch.stack(outputs)

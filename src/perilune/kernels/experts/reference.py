@@ -22,17 +22,18 @@ def experts(
 ) -> Tensor:
     """sum_r weight_r * w2_e situ_glu(w13_e x, beta, linear_beta): weights after w2, fp32 sums.
 
-    Tokens are sorted by expert so that each expert in use runs once on its own rows. Every id is
-    that of an expert: the -1 of one that is elsewhere, which `permute` knows, only `experts_mxfp4`
-    takes.
+    Tokens are sorted by expert so that each expert in use runs once on its own rows. The id -1 is
+    that of an expert that is elsewhere, on another GPU: it adds nothing here, whatever its weight.
     """
     t, r = expert_TR.shape
+    num_experts = w13_E2IL.shape[0]
     flat_R = expert_TR.reshape(-1)
-    order_R = torch.argsort(flat_R, stable=True)
-    counts_E = torch.bincount(flat_R, minlength=w13_E2IL.shape[0])
+    here_R = torch.where(flat_R < 0, num_experts, flat_R)
+    counts = torch.bincount(here_R, minlength=num_experts + 1).tolist()[:num_experts]
+    order_R = torch.argsort(here_R, stable=True)[: sum(counts)]
     token_R = order_R // r
-    parts = []
-    for expert, rows in enumerate(x_TL[token_R].split(counts_E.tolist())):
+    parts = [x_TL[:0]]
+    for expert, rows in enumerate(x_TL[token_R].split(counts)):
         if len(rows):
             w13, w2 = (w[expert].to(rows.dtype).t() for w in (w13_E2IL, w2_ELI))
             parts.append(situ_glu(rows @ w13, beta, linear_beta) @ w2)

@@ -14,8 +14,8 @@ from torch import Tensor
 def spread(
     x_TL: Tensor, slot_TR: Tensor, start_E: Tensor, end_E: Tensor, num_rows: int, align: int
 ) -> Tensor:
-    """x[t] at every slot[t, r], zeros where a group is padded. Rows behind the last group are not
-    written."""
+    """x[t] at every slot[t, r] but -1, zeros where a group is padded. Rows behind the last group
+    are not written."""
     rows_PL = x_TL.new_empty(num_rows, x_TL.shape[1])
     _launch(x_TL, slot_TR, start_E, end_E, rows_PL, align)
     return rows_PL
@@ -92,15 +92,17 @@ def _spread(
     if t < num_tokens:
         x_L = tl.load(x_p + t * x_stride + l_, mask=here_L, other=0.0)
         for r in tl.static_range(R):
-            at_L = tl.load(slot_p + t * R + r).to(tl.int64) * WIDTH + l_
+            slot = tl.load(slot_p + t * R + r).to(tl.int64)
+            at_L = slot * WIDTH + l_
+            there_L = l_ < tl.where(slot >= 0, WIDTH, 0)
             if weight_p is None:
                 row_L = x_L
             else:
                 x32_L = x_L.to(tl.float32)
                 row_L = x32_L * tl.load(weight_p + t * R + r).to(tl.float32)
-                out_L = tl.load(out_p + at_L, mask=here_L, other=0.0).to(tl.float32)
+                out_L = tl.load(out_p + at_L, mask=there_L, other=0.0).to(tl.float32)
                 tl.store(dots_p + t * R + r, tl.sum(x32_L * out_L, axis=0))
-            tl.store(rows_p + at_L, row_L.to(rows_p.dtype.element_ty), mask=here_L)
+            tl.store(rows_p + at_L, row_L.to(rows_p.dtype.element_ty), mask=there_L)
     else:
         e = t - num_tokens
         end = tl.load(end_p + e)

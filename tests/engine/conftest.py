@@ -22,7 +22,8 @@ from perilune.core.types import EngineInfo, EngineStats, TokenEvent, TokenReques
 from perilune.engine.admission import admit
 from perilune.engine.client import EngineClient
 from perilune.engine.core import EngineCore
-from perilune.engine.fake_model import FakeCache, FakeModel
+from perilune.engine.fake_model import FakeModel
+from perilune.engine.fake_pools import Fed
 from perilune.engine.host import Opened
 from perilune.engine.thread import EngineThread
 
@@ -51,7 +52,7 @@ class Gate:
         self._reached = threading.Event()
         self._open = threading.Event()
 
-    def __call__(self, caches: Sequence[FakeCache]) -> None:
+    def __call__(self, step: Sequence[Fed]) -> None:
         self._left -= 1
         if self._left < 0:
             self._reached.set()

@@ -14,7 +14,7 @@ import torch
 from perilune.core.errors import OverloadedError
 from perilune.core.types import SamplingParams, TokenRequest
 from perilune.engine.errors import EngineClosedError
-from perilune.engine.fake_model import FakeCache
+from perilune.engine.fake_pools import Fed
 from perilune.engine.host import FAILURE
 
 RequestOf = Callable[..., TokenRequest]
@@ -111,11 +111,11 @@ def test_closing_an_iterator_frees_its_sequence_while_the_model_runs(
             await anext(events)
             await gate.wait_until_reached()
             [sequence] = served.core.scheduler.running
-            cache = weakref.ref(sequence.cache)
+            held = weakref.ref(sequence.held.pages)
             await events.aclose()
             stats = await served.settled(lambda stats: stats.num_running == 0)
             assert stats.cache_bytes == 0
-            assert (sequence.finish_reason, sequence.cache) == ("abort", None)
+            assert (sequence.finish_reason, sequence.held) == ("abort", None)
             # The freed place serves at once; the step in flight leaves no trace.
             gate.open()
             expected = served.model.continuation([2], 4)
@@ -123,7 +123,7 @@ def test_closing_an_iterator_frees_its_sequence_while_the_model_runs(
             assert len(sequence.generated_ids) == 1
             assert served.engine.stats().generated_tokens_total == 1 + 4
             gc.collect()
-            assert cache() is None
+            assert held() is None
 
     asyncio.run(run())
 
@@ -189,8 +189,8 @@ def test_a_model_that_raises_ends_every_open_request_and_the_engine_goes_on(
     async def run() -> None:
         async with serve(max_running=2) as served:
 
-            def break_down(caches: Sequence[FakeCache]) -> None:
-                if any(cache.length >= 5 for cache in caches):
+            def break_down(step: Sequence[Fed]) -> None:
+                if any(fed.length >= 5 for fed in step):
                     raise ValueError("broken on purpose")
 
             served.model.on_call = break_down
@@ -202,7 +202,7 @@ def test_a_model_that_raises_ends_every_open_request_and_the_engine_goes_on(
                 assert all(event.error is None for event in events[:-1])
             served.core.scheduler.check()
             assert served.engine.stats().cache_bytes == 0
-            served.model.on_call = lambda caches: None
+            served.model.on_call = lambda step: None
             assert len(await served.collect(request_of([1], max_tokens=20))) == 20
 
     with caplog.at_level(logging.ERROR, logger="perilune.engine"):
@@ -217,8 +217,8 @@ def test_a_fatal_fault_ends_every_request_and_refuses_new_ones(
     async def run() -> None:
         async with serve(max_running=2) as served:
 
-            def break_down(caches: Sequence[FakeCache]) -> None:
-                if any(cache.length >= 5 for cache in caches):
+            def break_down(step: Sequence[Fed]) -> None:
+                if any(fed.length >= 5 for fed in step):
                     raise fault("broken for good")
 
             served.model.on_call = break_down
@@ -263,9 +263,9 @@ def test_close_ends_open_requests_with_an_error(serve, request_of: RequestOf) ->
             for events in await asyncio.gather(*tasks):
                 assert [e.finish_reason for e in events] == ["error"]
                 assert "shutting down" in events[0].error
-            assert served.engine.stats().cache_bytes == 0
             gate.open()
             await closing
+            assert served.core.stats().cache_bytes == 0
             with pytest.raises(EngineClosedError):
                 await served.collect(request_of([1]))
             assert EngineClosedError.status == 503

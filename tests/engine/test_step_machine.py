@@ -13,7 +13,8 @@ from perilune.core.errors import OverloadedError
 from perilune.core.types import EngineInfo, SamplingParams, TokenEvent, TokenRequest
 from perilune.engine.admission import admit
 from perilune.engine.core import EngineCore
-from perilune.engine.fake_model import FakeCache, FakeModel
+from perilune.engine.fake_model import FakeModel
+from perilune.engine.fake_pools import FakePools
 from perilune.engine.sequence import TokenSequence
 
 MAX_RUNNING, MAX_PER_REQUEST, MAX_WAITING, BUDGET = 4, 3, 2, 8
@@ -50,7 +51,6 @@ class StepMachine(RuleBasedStateMachine):
         )
         self.running: list[Expected] = []
         self.waiting: list[Expected] = []
-        self.ended_caches: list[tuple[FakeCache, int]] = []
 
     @rule(
         target=sequences,
@@ -78,11 +78,8 @@ class StepMachine(RuleBasedStateMachine):
 
     @rule(sequence=consumes(sequences))
     def abort(self, sequence: TokenSequence) -> None:
-        cache = sequence.cache
         self.core.abort(sequence)
-        if isinstance(cache, FakeCache):
-            self.ended_caches.append((cache, cache.length))
-        assert sequence.cache is None
+        assert sequence.held is None
         self._leave(sequence)
 
     @rule()
@@ -118,7 +115,7 @@ class StepMachine(RuleBasedStateMachine):
         assert event is not None
         assert (event.token_id, event.finish_reason) == (token, reason)
         if reason:
-            assert expected.sequence.cache is None
+            assert expected.sequence.held is None
             self._leave(expected.sequence)
 
     def _leave(self, sequence: TokenSequence) -> None:
@@ -146,13 +143,14 @@ class StepMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_token_is_fed_once_and_in_order(self) -> None:
+        pools = self.core.scheduler.memory.pools
+        assert isinstance(pools, FakePools)
         for e in self.running:
-            fed = e.sequence.cache.ids if isinstance(e.sequence.cache, FakeCache) else []
-            assert fed == (e.prompt + e.out)[: e.num_fed]
-
-    @invariant()
-    def nothing_is_fed_after_the_end(self) -> None:
-        assert all(cache.length == length for cache, length in self.ended_caches)
+            held = e.sequence.held
+            if held is not None and e.num_fed:
+                state = pools.states[held.slot]
+                assert state is not None
+                assert state.ids == (e.prompt + e.out)[: e.num_fed]
 
 
 TestStepMachine = StepMachine.TestCase

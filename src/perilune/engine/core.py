@@ -15,11 +15,12 @@ from typing import NamedTuple
 import torch
 
 from perilune.core.types import EngineStats, TokenEvent
-from perilune.engine.batch import Chunk
+from perilune.engine.batch import Chunk, Plan
 from perilune.engine.errors import EngineClosedError, error_event
+from perilune.engine.pooled_memory import PooledMemory, Room
 from perilune.engine.runner import Runner
 from perilune.engine.sampler import Sampled, sample
-from perilune.engine.scheduler import Plan, Scheduler
+from perilune.engine.scheduler import Scheduler
 from perilune.engine.sequence import TokenSequence
 from perilune.engine.step_model import StepModel
 
@@ -39,19 +40,26 @@ class EngineCore:
         self,
         model: StepModel,
         *,
+        room: Room | None = None,
         device: torch.device | str = "cpu",
         max_running: int = 32,
         max_waiting: int = 256,
         prefill_budget: int = 256,
     ) -> None:
-        """Raises ConfigError for a number that leaves no room to run."""
+        """`room`: by default for 128 pages and two slots a running sequence.
+
+        Raises:
+            ConfigError: a number leaves no room to run.
+        """
+        room = room or Room(1 + 128 * max(max_running, 1), 2 * max(max_running, 1))
+        memory = PooledMemory(model, room)
         self.scheduler = Scheduler(
-            model.new_cache,
+            memory,
             max_running=max_running,
             max_waiting=max_waiting,
             prefill_budget=prefill_budget,
         )
-        self._runner = Runner(model, torch.device(device))
+        self._runner = Runner(model, memory.pools, torch.device(device))
         self._changed = threading.Condition()
         self._closed = False
         self._failure: str | None = None
@@ -83,7 +91,7 @@ class EngineCore:
         follow.
         """
         plan = self._schedule()
-        if not plan.calls:
+        if not plan.chunks:
             return []
         logits_BV = self._runner.run(plan)
         sampled = sample(logits_BV, [chunk.sequence.sampling for chunk in plan.sampled])
@@ -116,7 +124,7 @@ class EngineCore:
                 num_waiting=len(self.scheduler.waiting),
                 prompt_tokens_total=self._prompt_tokens,
                 generated_tokens_total=self._generated_tokens,
-                cache_bytes=self.scheduler.cache_bytes,
+                cache_bytes=self.scheduler.memory.used_bytes,
                 failure=self._failure,
             )
 
@@ -136,8 +144,11 @@ class EngineCore:
         return emitted
 
     def _count(self, chunk: Chunk, token: Sampled | None) -> None:
-        if chunk.is_prompt:
-            self._prompt_tokens += len(chunk.token_ids)
+        sequence = chunk.sequence
+        end = min(chunk.num_cached + len(chunk.token_ids), sequence.prompt_len)
+        if end > sequence.num_counted:  # not so where it is computed again
+            self._prompt_tokens += end - sequence.num_counted
+            sequence.num_counted = end
         if token is not None and token.token_id is not None:
             self._generated_tokens += 1
 

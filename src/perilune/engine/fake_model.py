@@ -1,57 +1,46 @@
 """A model without weights: a row of logits is a function of the whole history, and of it alone.
 
-Legend: T packed tokens, N sequences, V vocabulary.
+Legend: T packed tokens, R rows of logits, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-from perilune.kernels.common.packing import Packing
-
-
-@dataclass(eq=False)
-class FakeCache:
-    ids: list[int] = field(default_factory=list)
-    """Every token seen, in order."""
-
-    @property
-    def length(self) -> int:
-        return len(self.ids)
-
-    @property
-    def nbytes(self) -> int:
-        return 8 * len(self.ids)
+from perilune.engine.fake_pools import FakePools, Fed
 
 
 class FakeModel:
-    """A `StepModel`. Batching cannot change its logits, so a wrong token is the engine's fault."""
+    """A `StepModel`. Batching cannot change its logits, so a wrong token is the engine's fault; a
+    slot or page of somebody else's raises."""
 
-    def __init__(self, vocab_size: int = 64) -> None:
+    def __init__(self, vocab_size: int = 64, page_len: int = 64) -> None:
         self.vocab_size = vocab_size
+        self.page_len = page_len
         self.calls: list[tuple[int, ...]] = []
-        """The lengths of every call."""
-        self.on_call: Callable[[Sequence[FakeCache]], None] = lambda caches: None
-        """Runs before the caches grow; may raise or block."""
+        """The new tokens of each sequence, of every call."""
+        self.on_call: Callable[[Sequence[Fed]], None] = lambda step: None
+        """Runs before anything is computed; may raise or block."""
 
-    def new_cache(self) -> FakeCache:
-        return FakeCache()
+    def new_pools(self, *, slots: int, pages: int) -> FakePools:
+        return FakePools(slots=slots, pages=pages, page_len=self.page_len)
 
-    def __call__(
-        self, token_ids_T: Tensor, packing: Packing, caches: Sequence[FakeCache], *, last_only: bool
-    ) -> Tensor:
-        assert last_only
-        assert token_ids_T.shape == (packing.num_tokens,)
-        self.calls.append(packing.lengths)
-        self.on_call(caches)
-        for cache, ids in zip(caches, token_ids_T.split(packing.lengths), strict=True):
-            cache.ids += ids.tolist()
-        return torch.stack([self.logits(cache.ids) for cache in caches])
+    def step(self, token_ids_T: Tensor, pools: FakePools, step: Sequence[Fed]) -> Tensor:
+        lengths = tuple(fed.num_new for fed in step)
+        assert token_ids_T.shape == (sum(lengths),)
+        self.calls.append(lengths)
+        self.on_call(step)
+        rows = []
+        for fed, ids in zip(step, token_ids_T.split(lengths), strict=True):
+            seen = pools.feed(fed, ids.tolist())
+            assert fed.num_logits in (0, 1)
+            if fed.num_logits:
+                rows.append(self.logits(seen))
+        return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
 
     def logits(self, ids: Sequence[int]) -> Tensor:
         """The row [V] that follows `ids`: standard normal, times 3."""

@@ -9,6 +9,7 @@ from perilune.core.errors import EngineError
 from perilune.core.types import EngineInfo, FinishReason, SamplingParams, TokenLogprob, TokenRequest
 from perilune.engine.admission import admit
 from perilune.engine.core import EngineCore
+from perilune.engine.pooled_memory import Room
 from perilune.engine.sequence import TokenSequence
 from perilune.model.api import LanguageModel
 
@@ -61,9 +62,19 @@ def generate(
         for i, prompt in enumerate(prompts)
     ]
     core = EngineCore(
-        model.model, device=model.device, max_running=max_running, max_waiting=len(sequences)
+        model.model,
+        room=_room(sequences, model.model.page_len, max_running),
+        device=model.device,
+        max_running=max_running,
+        max_waiting=len(sequences),
     )
     return _run(core, sequences)
+
+
+def _room(sequences: Sequence[TokenSequence], page_len: int, max_running: int) -> Room:
+    """For the largest that can run together."""
+    largest = sorted((s.prompt_len + s.max_tokens for s in sequences), reverse=True)[:max_running]
+    return Room(1 + sum(-(-num // page_len) for num in largest), max(len(largest), 1))
 
 
 def _run(core: EngineCore, sequences: Sequence[TokenSequence]) -> list[Generated]:

@@ -1,44 +1,31 @@
 """Who runs in the next step: admission, chunked prefill, decoding together, the end.
 
 Every open sequence is either *running* (it has a place in the batch) or *waiting* for a place. A
-running sequence first computes its prompt in chunks, then decodes. No tensor is touched here.
+running sequence is given memory when its first tokens are computed: it computes its prompt in
+chunks, then decodes. What a chunk needs is there before it is planned. No tensor is touched here.
 
 The sequences of one request (several prompts, several choices) share its id. Requests take turns
 for places, and none holds more than three quarters of them: many prompts do not starve one.
+
+Memory goes to the oldest. A decoding sequence that finds no page takes those of the youngest (its
+own, if that is itself), which keeps its place and starts anew when there is room. A prompt starts
+only where all of it fits, takes nothing from others unless nobody else could go on, and none
+starts before one that had to be left out. So the oldest sequence always gets on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from perilune.core.errors import ConfigError, OverloadedError
 from perilune.core.types import FinishReason
-from perilune.engine.batch import Chunk, split_calls
+from perilune.engine.batch import Chunk, Plan
+from perilune.engine.pooled_memory import PooledMemory
 from perilune.engine.sampler import Sampled
 from perilune.engine.sequence import TokenSequence
-from perilune.engine.step_model import StepCache
 
 RETRY_AFTER_S = 1.0
-
-
-class Plan(NamedTuple):
-    """One step: the model calls to make, each with the chunks that go into it.
-
-    Every decoding sequence is in it, so a running stream never waits for a prompt to end.
-    """
-
-    calls: list[list[Chunk]]
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        return [chunk for call in self.calls for chunk in call]
-
-    @property
-    def sampled(self) -> list[Chunk]:
-        """The chunks that give a token, in the order of the runner's logits."""
-        return [chunk for chunk in self.chunks if chunk.is_sampled]
 
 
 class Scheduler:
@@ -47,7 +34,7 @@ class Scheduler:
 
     def __init__(
         self,
-        new_cache: Callable[[], StepCache],
+        memory: PooledMemory,
         *,
         max_running: int,
         max_waiting: int,
@@ -65,7 +52,9 @@ class Scheduler:
             )
         self.running: dict[TokenSequence, None] = {}
         self.waiting: dict[TokenSequence, None] = {}
-        self._new_cache = new_cache
+        self.memory = memory
+        self.num_preempted = 0
+        """How often a sequence has lost its memory to an older one."""
         self._max_running = max_running
         self._max_per_request = max_running - max_running // 4
         self._max_waiting = max_waiting
@@ -75,16 +64,17 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running)
 
-    @property
-    def cache_bytes(self) -> int:
-        return sum(s.cache.nbytes for s in self.running if s.cache is not None)
-
     def add(self, sequence: TokenSequence) -> None:
         """Gives the sequence a place in the batch, or else in the queue.
 
         Raises:
             OverloadedError: the queue is full.
+            PoolFullError: the prompt does not fit into the whole memory.
         """
+        self.memory.refuse(sequence.prompt_len)
+        # The token sampled last is never fed.
+        room = self.memory.max_tokens - sequence.prompt_len + 1
+        sequence.max_tokens = min(sequence.max_tokens, room)
         self.waiting[sequence] = None
         self._fill_places()
         if sequence in self.waiting and len(self.waiting) > self._max_waiting:
@@ -112,23 +102,74 @@ class Scheduler:
         Half of the budget belongs to the oldest prompt, so that it always gets on; the rest goes
         to the shortest ones, so that a short prompt need not sit behind a long one.
         """
-        chunks = [self._chunk(s, 1) for s in self.running if s.is_decoding]
-        if len(chunks) < len(self.running):
-            chunks += self._prefill_chunks([s for s in self.running if not s.is_decoding])
-        return Plan(split_calls(chunks))
+        chunks = [
+            self._chunk(s, 1) for s in list(self.running) if s.is_decoding and self._has_page(s)
+        ]
+        prefilling = [s for s in self.running if not s.is_decoding]
+        if prefilling:
+            chunks += self._prefill_chunks(prefilling, is_alone=not chunks)
+        prompts = [chunk for chunk in chunks if not chunk.is_decoding]
+        prompts.sort(key=lambda chunk: -len(chunk.token_ids))
+        return Plan([chunk for chunk in chunks if chunk.is_decoding], prompts)
 
-    def _prefill_chunks(self, prefilling: Sequence[TokenSequence]) -> list[Chunk]:
+    def _has_page(self, sequence: TokenSequence) -> bool:
+        """For the next token, at the cost of younger sequences; False: it was the youngest."""
+        while not self.memory.grow(sequence, sequence.num_computed + 1):
+            if not self._take_from_youngest(sequence):
+                return False
+        return True
+
+    def _take_from_youngest(self, sequence: TokenSequence) -> bool:
+        """False: that was `sequence` itself, and others hold memory."""
+        holders = [s for s in self.running if s.held is not None]
+        if holders == [sequence]:
+            self.memory.forget()
+            return True
+        self._preempt(holders[-1])
+        return holders[-1] is not sequence
+
+    def _preempt(self, sequence: TokenSequence) -> None:
+        self.memory.release(sequence)
+        sequence.num_computed = 0
+        self.num_preempted += 1
+
+    def _prefill_chunks(self, prefilling: Sequence[TokenSequence], is_alone: bool) -> list[Chunk]:
+        """`is_alone`: no other sequence gets on in this step."""
         oldest, *others = prefilling
         others.sort(key=lambda s: s.num_remaining)
-        spare = self._prefill_budget - sum(s.num_remaining for s in others)
-        first = min(oldest.num_remaining, max(spare, (self._prefill_budget + 1) // 2))
-        chunks, left = [self._chunk(oldest, first)], self._prefill_budget - first
-        for sequence in others:
+        chunks: list[Chunk] = []
+        left, may_start = self._prefill_budget, True
+        for sequence in [oldest, *others]:
             if left == 0:
                 break
-            chunks.append(self._chunk(sequence, min(sequence.num_remaining, left)))
-            left -= len(chunks[-1].token_ids)
+            if sequence.held is None:
+                may_start = may_start and self._start(sequence)
+                if not may_start:
+                    continue
+            count = min(sequence.num_remaining, left)
+            if sequence is oldest:
+                spare = left - sum(s.num_remaining for s in others)
+                count = min(count, max(spare, (left + 1) // 2))
+            if self._has_pages(sequence, count, is_alone and not chunks):
+                chunks.append(self._chunk(sequence, count))
+                left -= count
         return chunks
+
+    def _start(self, sequence: TokenSequence) -> bool:
+        holders = [s for s in self.running if s.held is not None]
+        reserved = sum(self.memory.num_missing(s) for s in holders if not s.is_decoding)
+        if self.memory.start(sequence, reserved):
+            return True
+        if holders:
+            return False
+        self.memory.forget()
+        return self.memory.start(sequence, 0)
+
+    def _has_pages(self, sequence: TokenSequence, count: int, is_alone: bool) -> bool:
+        while not self.memory.grow(sequence, sequence.num_computed + count):
+            if not is_alone or not self._take_from_youngest(sequence):
+                return False
+        return True
 
     def commit(self, chunk: Chunk, sampled: Sampled | None) -> bool:
         """Notes what the model has computed and, for a sampled chunk, the token.
@@ -150,25 +191,26 @@ class Scheduler:
         return True
 
     def remove(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        """Ends a sequence, frees its cache and its place; one that is not open is left alone."""
+        """Ends a sequence, frees its memory and its place; one that is not open is left alone."""
         if sequence in self.waiting:
             del self.waiting[sequence]
         elif sequence in self.running:
             del self.running[sequence]
+            self.memory.release(sequence)
             self._fill_places()
         else:
             return
         sequence.finish_reason = reason
-        sequence.cache = None
 
     def clear(self, reason: FinishReason) -> Sequence[TokenSequence]:
-        """Ends every open sequence and returns them, oldest first."""
+        """Ends every open sequence and returns them, oldest first; nothing of them is kept."""
         ended = [*self.running, *self.waiting]
         self.running.clear()
         self.waiting.clear()
         for sequence in ended:
             sequence.finish_reason = reason
-            sequence.cache = None
+            self.memory.release(sequence)
+        self.memory.forget()
         return ended
 
     def check(self) -> None:
@@ -182,22 +224,25 @@ class Scheduler:
         ), "a place is left empty"
         assert not self.running.keys() & self.waiting.keys()
         for s in self.waiting:
-            assert s.finish_reason is s.cache is None
+            assert s.finish_reason is s.held is None
             assert s.num_computed == len(s.generated_ids) == 0
         for s in self.running:
             assert s.finish_reason is None
-            assert s.num_computed == (0 if s.cache is None else s.cache.length)
             assert s.num_remaining == 1 if s.is_decoding else s.num_remaining > 0
-            assert bool(s.generated_ids) == s.is_decoding
+            assert s.num_computed == 0 or s.held is not None
             assert len(s.generated_ids) < s.max_tokens
+        self.memory.check(self.running)
 
     def _chunk(self, sequence: TokenSequence, count: int) -> Chunk:
-        if sequence.cache is None:
-            sequence.cache = self._new_cache()
+        held = sequence.held
+        assert held is not None
         return Chunk(
             sequence,
             sequence.next_ids(count),
-            sequence.cache,
+            held.slot,
+            held.pages,
+            sequence.num_computed,
+            (),
             is_sampled=count == sequence.num_remaining,
-            is_prompt=not sequence.is_decoding,
+            is_decoding=sequence.is_decoding,
         )

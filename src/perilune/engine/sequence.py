@@ -1,12 +1,14 @@
-"""One sequence in flight: its tokens, its cache, its sampling."""
+"""One sequence in flight: its tokens, its memory, its sampling."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from perilune.core.types import FinishReason, TokenRequest
+from perilune.engine.holding import Holding
 from perilune.engine.sampling_state import SamplingState
-from perilune.engine.step_model import StepCache
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -21,9 +23,14 @@ class TokenSequence:
     sampling: SamplingState
     generated_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
-    """Tokens that the model has seen. It never sees one twice: a KDA state has no way back."""
-    cache: StepCache | None = None
-    """Made when the first token is computed, dropped at the end."""
+    """Tokens that its memory holds. A KDA state has no way back: a sequence that has lost its
+    memory starts anew, at 0 or where a state was kept."""
+    held: Holding | None = None
+    """Given when the first token is computed, taken at the end or when others need it more."""
+    num_counted: int = 0
+    """Prompt tokens that the engine's statistics count already."""
+    num_cached: int = 0
+    """Prompt tokens that the prefix cache had when the sequence first started."""
     finish_reason: FinishReason | None = None
 
     @property
@@ -41,16 +48,22 @@ class TokenSequence:
 
     @property
     def is_decoding(self) -> bool:
-        """The whole prompt is computed; only the token sampled last is to be fed."""
-        return self.num_computed >= self.prompt_len
+        """Only the token sampled last is to be fed."""
+        return self.held is not None and bool(self.generated_ids) and self.num_remaining == 1
 
     def next_ids(self, count: int) -> list[int]:
         """The next `count` tokens that the model has to see."""
-        start = self.num_computed
-        if self.is_decoding:
-            start -= self.prompt_len
-            return self.generated_ids[start : start + count]
-        return list(self.request.prompt_ids[start : start + count])
+        start, end = self.num_computed, self.num_computed + count
+        after = self.prompt_len
+        ids = list(self.request.prompt_ids[start:end])
+        return ids + self.generated_ids[max(start - after, 0) : max(end - after, 0)]
+
+    def ids(self, count: int) -> np.ndarray:
+        """The first `count` tokens, int32."""
+        ids = np.array(self.request.prompt_ids[:count], np.int32)
+        if count <= self.prompt_len:
+            return ids
+        return np.append(ids, np.array(self.generated_ids[: count - len(ids)], np.int32))
 
     def append(self, token_id: int) -> None:
         """Takes a sampled token and decides whether it is the last one."""

@@ -1,6 +1,6 @@
 """What the engine asks of a model: `perilune.model.model.Transformer` has it, fakes in tests too.
 
-Legend: T packed tokens, N sequences, V vocabulary.
+Legend: T packed tokens, R rows of logits, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,24 +10,33 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from perilune.kernels.common.packing import Packing
+from perilune.model.step import Decoding, Prefilling
 
 
-class StepCache(Protocol):
-    """The memory of one sequence. It only grows: no token in it can be taken back."""
-
-    length: int
-    """Tokens seen."""
+class StepPools(Protocol):
+    """Memory of all sequences, see `perilune.model.pools.Pools`: slots and pages by number."""
 
     @property
-    def nbytes(self) -> int: ...
+    def slot_nbytes(self) -> int: ...
+
+    @property
+    def page_nbytes(self) -> int: ...
+
+    def step(self, decoding: Sequence[Decoding], prefilling: Sequence[Prefilling] = ()) -> Any:
+        """What the model's `step` takes."""
+        ...
+
+    def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
 
 
 class StepModel(Protocol):
-    def new_cache(self) -> StepCache: ...
+    page_len: int
+    """Tokens of a page."""
 
-    def __call__(
-        self, token_ids_T: Tensor, packing: Packing, caches: Sequence[Any], *, last_only: bool
-    ) -> Tensor:
-        """fp32 logits [N, V] of each sequence's last token; extends the caches in place."""
+    def new_pools(self, *, slots: int, pages: int) -> StepPools: ...
+
+    def step(self, token_ids_T: Tensor, pools: Any, step: Any) -> Tensor:
+        """fp32 logits [R, V]: of sequences that decode, then of chunks that want them."""
         ...

@@ -24,7 +24,7 @@ from perilune.model.moe import MLP, Experts, MoE, Router
 from perilune.model.norm import RMSNorm
 from perilune.model.pools import Pooled, Pools, StatePool, StepOnPools
 from perilune.model.ranks import ALONE, Ranks, share_of
-from perilune.model.step import Step
+from perilune.model.step import PAGE, Step
 
 
 class DecoderLayer(nn.Module):
@@ -151,6 +151,9 @@ class Transformer(nn.Module):
     With `ranks`, one rank's part of it: each is fed the same steps, and each gets all logits.
     """
 
+    page_len = PAGE
+    """Tokens of a page of `new_pools`."""
+
     def __init__(self, config: ModelConfig, ranks: Ranks = ALONE) -> None:
         """Raises ConfigError where the ranks cannot have equal parts."""
         super().__init__()
@@ -169,6 +172,13 @@ class Transformer(nn.Module):
     def new_cache(self) -> SequenceCache:
         weight = self.head_weight
         return new_cache(self.share, weight.device, weight.dtype)
+
+    def new_pools(self, *, slots: int, pages: int) -> Pools:
+        """Zeros, on the device of the weights and in their dtype; states as `Pools.of`."""
+        weight = self.head_weight
+        return Pools.of(
+            self.share, slots=slots, pages=pages, device=weight.device, dtype=weight.dtype
+        )
 
     def freeze(self) -> Transformer:
         """Prepares for inference: no gradients, projections with one input fused."""

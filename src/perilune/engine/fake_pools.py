@@ -1,0 +1,117 @@
+"""Pools in plain Python, in which every row and state tells the prefix that made it.
+
+Legend: P pages, B tokens of a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from perilune.model.step import NO_SLOT, Cut, Decoding, Pages, Prefilling
+
+POISON = -(2**62)
+"""What freed and never written rows hold."""
+
+
+class FakeState(NamedTuple):
+    """Of a slot. Both lists grow in place; a copy has its own."""
+
+    ids: list[int]
+    """Every token seen, in order."""
+    tags: list[int]
+    """One number for each prefix of these."""
+
+    def copy(self) -> FakeState:
+        return FakeState(self.ids.copy(), self.tags.copy())
+
+    def see(self, token_id: int) -> int:
+        """Takes a token in; the tag of the row that it leaves."""
+        before = self.tags[-1] if self.tags else 1
+        self.ids.append(token_id)
+        self.tags.append((before * 1_000_003 + token_id + 7) % (2**61 - 1))
+        return self.tags[-1]
+
+
+class Fed(NamedTuple):
+    """A sequence of a step."""
+
+    slot: int
+    pages: Pages
+    length: int
+    """Tokens that it has seen before the step."""
+    num_new: int
+    cuts: Sequence[Cut]
+    num_logits: int
+    is_decoding: bool
+
+
+class FakePools:
+    def __init__(self, *, slots: int, pages: int, page_len: int) -> None:
+        self.page_len = page_len
+        self.row_PB = np.full((pages, page_len), POISON, np.int64)
+        self.states: list[FakeState | None] = [None] * slots
+
+    @property
+    def slot_nbytes(self) -> int:
+        return 64
+
+    @property
+    def page_nbytes(self) -> int:
+        return self.row_PB[0].nbytes
+
+    def step(
+        self, decoding: Sequence[Decoding], prefilling: Sequence[Prefilling] = ()
+    ) -> list[Fed]:
+        fed = [Fed(s.slot, s.pages, s.num_tokens - 1, 1, (), 1, True) for s in decoding]
+        fed += [Fed(*s[:5], s.num_logits, False) for s in prefilling]
+        written = [s.slot for s in fed] + [cut.slot for s in fed for cut in s.cuts]
+        assert len(set(written)) == len(written), f"a slot is written by two: {written}"
+        assert min(written) > NO_SLOT
+        return fed
+
+    def feed(self, fed: Fed, token_ids: Sequence[int]) -> list[int]:
+        """Computes a sequence's part of a step; all of its tokens.
+
+        Raises:
+            ValueError: the slot or a page holds what is not this sequence's.
+        """
+        state = self._state(fed)
+        cuts = {cut.after: cut.slot for cut in fed.cuts}
+        for count, token_id in enumerate(token_ids, 1):
+            page, row = divmod(len(state.ids), self.page_len)
+            self.row_PB[fed.pages[page], row] = state.see(token_id)
+            if count in cuts:
+                self.states[cuts[count]] = state.copy()
+        self.states[fed.slot] = state
+        return state.ids
+
+    def _state(self, fed: Fed) -> FakeState:
+        if not fed.length and not fed.is_decoding:
+            return FakeState([], [])
+        state = self.states[fed.slot]
+        if state is None or len(state.ids) != fed.length:
+            raise ValueError(f"slot {fed.slot} holds no state after {fed.length} tokens")
+        pages = np.asarray(fed.pages[: -(-fed.length // self.page_len)], np.int64)
+        if (self.row_PB[pages].reshape(-1)[: fed.length] != np.array(state.tags)).any():
+            raise ValueError(f"pages {pages} do not hold the rows of {state.ids}")
+        return state
+
+    def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+        copies = [self.states[source] for source, _ in pairs]
+        for (_, target), state in zip(pairs, copies, strict=True):
+            self.states[target] = None if state is None else state.copy()
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        copies = [self.row_PB[source].copy() for source, _ in pairs]
+        for (_, target), row_B in zip(pairs, copies, strict=True):
+            self.row_PB[target] = row_B
+
+    def poison_pages(self, pages: Sequence[int]) -> None:
+        self.row_PB[list(pages)] = POISON
+
+    def poison_slots(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.states[slot] = None

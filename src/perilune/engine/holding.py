@@ -1,0 +1,28 @@
+"""What a running sequence has of both pools."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from perilune.engine.retention import Cut
+
+
+class Checkpoint(NamedTuple):
+    """A state that the step in flight leaves in a slot of its own."""
+
+    cut: Cut
+    slot: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Holding:
+    """One reference to each number in it, given back when the sequence ends or is preempted."""
+
+    slot: int
+    pages: array[int]
+    """In the order of the sequence's tokens, 32 bits each: copied at memory speed."""
+    cuts: list[Cut] = field(default_factory=list)
+    """Where states are to be kept, rising."""
+    checkpoints: list[Checkpoint] = field(default_factory=list)

@@ -22,6 +22,7 @@ from perilune.core.types import EngineInfo, EngineStats, TokenEvent, TokenReques
 from perilune.engine.admission import admit
 from perilune.engine.client import EngineClient
 from perilune.engine.core import EngineCore
+from perilune.engine.cost_model import CostModel
 from perilune.engine.fake_model import FakeModel
 from perilune.engine.fake_pools import Fed
 from perilune.engine.host import Opened
@@ -33,6 +34,7 @@ found = importlib.util.spec_from_file_location(
 sys.modules["process_cores"] = importlib.util.module_from_spec(found)
 found.loader.exec_module(sys.modules["process_cores"])
 
+COST = CostModel(token_flops=1e6, pair_flops=10.0, row_bytes=8, state_bytes=64)
 EOS_ID = 7
 MAX_CONTEXT = 100
 
@@ -101,7 +103,7 @@ def serve(info: EngineInfo) -> Serve:
     @asynccontextmanager
     async def serve(**limits: int) -> AsyncIterator[Served]:
         model = FakeModel(info.vocab_size)
-        core = EngineCore(model, **limits)
+        core = EngineCore(model, cost=COST, **limits)
         opened = Opened(core=core, info=info, admit=admit, fatal=(torch.AcceleratorError,))
         engine = EngineClient(EngineThread(opened))
         served = Served(engine, core, model)

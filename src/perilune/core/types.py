@@ -85,6 +85,8 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     error: str | None = None
     """Set exactly when `finish_reason == "error"`."""
+    cached_tokens: int = 0
+    """Of the prompt, those that a prefix cache had. The same in every event of a sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,10 @@ class EngineStats:
     num_waiting: int = 0
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    """Of the prompt tokens, those that a prefix cache had."""
+    preemptions_total: int = 0
+    """How often a sequence gave its memory to an older one."""
     cache_bytes: int = 0
     restarts_total: int = 0
     """How often the engine's process was started again."""

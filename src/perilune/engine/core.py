@@ -16,13 +16,17 @@ import torch
 
 from perilune.core.types import EngineStats, TokenEvent
 from perilune.engine.batch import Chunk, Plan
+from perilune.engine.cost_model import CostModel
 from perilune.engine.errors import EngineClosedError, error_event
 from perilune.engine.pooled_memory import PooledMemory, Room
+from perilune.engine.retention import Retention
 from perilune.engine.runner import Runner
 from perilune.engine.sampler import Sampled, sample
 from perilune.engine.scheduler import Scheduler
 from perilune.engine.sequence import TokenSequence
 from perilune.engine.step_model import StepModel
+
+FEW_STATES = Retention(min_gap=16)
 
 
 class Emitted(NamedTuple):
@@ -41,18 +45,22 @@ class EngineCore:
         model: StepModel,
         *,
         room: Room | None = None,
+        cost: CostModel | None = None,
+        retention: Retention = FEW_STATES,
         device: torch.device | str = "cpu",
         max_running: int = 32,
         max_waiting: int = 256,
         prefill_budget: int = 256,
     ) -> None:
         """`room`: by default for 128 pages and two slots a running sequence.
+        `cost`: of the model, by which the prefix cache weighs what it keeps; None: it is off.
+        `retention`: where in a prompt it keeps states.
 
         Raises:
             ConfigError: a number leaves no room to run.
         """
         room = room or Room(1 + 128 * max(max_running, 1), 2 * max(max_running, 1))
-        memory = PooledMemory(model, room)
+        memory = PooledMemory(model, room, cost, retention)
         self.scheduler = Scheduler(
             memory,
             max_running=max_running,
@@ -118,13 +126,16 @@ class EngineCore:
             return not self._closed
 
     def stats(self) -> EngineStats:
+        memory = self.scheduler.memory
         with self._changed:
             return EngineStats(
                 num_running=len(self.scheduler.running),
                 num_waiting=len(self.scheduler.waiting),
-                prompt_tokens_total=self._prompt_tokens,
+                prompt_tokens_total=self._prompt_tokens + memory.hit_tokens,
+                cached_tokens_total=memory.hit_tokens,
+                preemptions_total=self.scheduler.num_preempted,
                 generated_tokens_total=self._generated_tokens,
-                cache_bytes=self.scheduler.memory.used_bytes,
+                cache_bytes=memory.used_bytes,
                 failure=self._failure,
             )
 
@@ -144,11 +155,8 @@ class EngineCore:
         return emitted
 
     def _count(self, chunk: Chunk, token: Sampled | None) -> None:
-        sequence = chunk.sequence
-        end = min(chunk.num_cached + len(chunk.token_ids), sequence.prompt_len)
-        if end > sequence.num_counted:  # not so where it is computed again
-            self._prompt_tokens += end - sequence.num_counted
-            sequence.num_counted = end
+        end = chunk.num_cached + len(chunk.token_ids)
+        self._prompt_tokens += chunk.sequence.count_prompt(end, is_cached=False)
         if token is not None and token.token_id is not None:
             self._generated_tokens += 1
 
@@ -162,4 +170,5 @@ def _event(sequence: TokenSequence, sampled: Sampled) -> TokenEvent:
         token_id=sampled.token_id,
         logprob=sampled.logprob,
         finish_reason=sequence.finish_reason,
+        cached_tokens=sequence.num_cached,
     )

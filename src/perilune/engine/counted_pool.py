@@ -40,7 +40,7 @@ class CountedPool:
         self._count = [0] * size
         # Last in, first out: what was freed last is used again first, and a stale user shows.
         self._free = list(range(size - 1, num_reserved - 1, -1))
-        self._on_free = on_free
+        self.on_free = on_free
 
     @property
     def num_free(self) -> int:
@@ -100,8 +100,8 @@ class CountedPool:
             if count == 1:
                 freed.append(number)
         self._free += freed
-        if freed and self._on_free is not None:
-            self._on_free(freed)
+        if freed and self.on_free is not None:
+            self.on_free(freed)
 
     def check(self, expected: Mapping[int, int] | None = None) -> None:
         """Asserts that every number is free or counted, never both.

@@ -10,12 +10,17 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from perilune.engine.cost_model import CostModel
 from perilune.engine.errors import PoolFullError
-from perilune.engine.holding import Holding
+from perilune.engine.hit import Hit
+from perilune.engine.holding import Checkpoint, Holding
 from perilune.engine.pages import PagePool
+from perilune.engine.prefix_cache import PrefixCache
+from perilune.engine.retention import Retention, cuts
 from perilune.engine.sequence import TokenSequence
 from perilune.engine.slots import SlotPool
 from perilune.engine.step_model import StepModel
+from perilune.model.step import Cut
 
 
 class Room(NamedTuple):
@@ -29,14 +34,24 @@ class Room(NamedTuple):
 class PooledMemory:
     """Gives a sequence a slot and pages, and takes them back."""
 
-    def __init__(self, model: StepModel, room: Room) -> None:
+    def __init__(
+        self, model: StepModel, room: Room, cost: CostModel | None, retention: Retention
+    ) -> None:
+        """`cost` weighs what the prefix cache keeps; None: there is none."""
         self.pages = PagePool(room.pages)
         self.slots = SlotPool(room.slots)
         self.pools = model.new_pools(slots=room.slots, pages=room.pages)
+        self.retention = retention
+        self.hit_tokens = 0
+        """Prompt tokens that did not have to be computed."""
         self._page_len = model.page_len
+        self.cache: PrefixCache | None = None
+        if cost is not None:
+            self.cache = PrefixCache(self.pages, self.slots, page_len=model.page_len, cost=cost)
 
     @property
     def used_bytes(self) -> int:
+        """By sequences, and by what is kept of those that have ended."""
         used = self.pages.num_used * self.pools.page_nbytes
         return used + self.slots.num_used * self.pools.slot_nbytes
 
@@ -50,13 +65,65 @@ class PooledMemory:
 
     def start(self, sequence: TokenSequence, num_reserved: int) -> bool:
         """Gives a slot, if one is free and so are pages for all of its known tokens, apart from
-        `num_reserved` pages that others will need."""
-        wanted = self.num_pages(sequence.num_tokens) + num_reserved
+        `num_reserved` pages that others will need. What is cached of its tokens counts as computed.
+        """
+        hit = Hit() if self.cache is None else self.cache.lookup(sequence.ids(sequence.num_tokens))
+        wanted = self.num_pages(sequence.num_tokens) - len(hit.pages) + num_reserved
         if not self._make_room(wanted, 1):
+            if self.cache is not None:
+                self.cache.drop(hit)
             return False
         [slot] = self.slots.allocate(1)
-        sequence.held = Holding(slot=slot, pages=array("i"))
+        held = sequence.held = Holding(slot=slot, pages=array("i", hit.pages))
+        if self.cache is not None:
+            self._take_over(hit, held)
+            sequence.num_computed = hit.num_tokens
+            self.hit_tokens += sequence.count_prompt(hit.num_tokens, is_cached=True)
+            held.cuts = cuts(sequence.prompt_len, hit.num_tokens, hit.branch_points, self.retention)
         return True
+
+    def _take_over(self, hit: Hit, held: Holding) -> None:
+        """Copies what the sequence will write over. The copies are enqueued before the step."""
+        assert self.cache is not None
+        if hit.slot is not None:
+            self.pools.copy_slots([(hit.slot, held.slot)])
+        if hit.partial_page is not None:
+            held.pages.extend(self.pages.allocate(1))
+            self.pools.copy_pages([(hit.partial_page, held.pages[-1])])
+        self.cache.settle(hit)
+
+    def checkpoint(self, sequence: TokenSequence, num_new: int) -> list[Cut]:
+        """Where the next `num_new` tokens leave states, each in a slot of its own. A state that no
+        slot is to be had for is not kept."""
+        held, start = _held(sequence), sequence.num_computed
+        due = [cut for cut in held.cuts if cut.num_tokens <= start + num_new]
+        del held.cuts[: len(due)]
+        for cut in due:
+            if self._make_room(0, 1):
+                held.checkpoints.append(Checkpoint(cut, *self.slots.allocate(1)))
+        return [Cut(point.cut.num_tokens - start, point.slot) for point in held.checkpoints]
+
+    def publish(self, sequence: TokenSequence) -> None:
+        """The states that the last step has left: others can go on from there."""
+        held = _held(sequence)
+        if held.checkpoints:
+            assert self.cache is not None
+            tokens = sequence.ids(held.checkpoints[-1].cut.num_tokens)
+            for cut, slot in held.checkpoints:
+                self.cache.publish(tokens, cut.num_tokens, held.pages, slot, cut.reason)
+            held.checkpoints = []
+
+    def keep(self, sequence: TokenSequence) -> None:
+        """Takes all back, but what it has computed stays cached: the sequence itself or a longer
+        one can go on from there."""
+        held, num_tokens = _held(sequence), sequence.num_computed
+        if self.cache is None or num_tokens == 0:
+            self.release(sequence)
+            return
+        assert not held.checkpoints, "the step that leaves them has not ended"
+        sequence.held = None
+        self.cache.publish(sequence.ids(num_tokens), num_tokens, held.pages, held.slot, "answer")
+        self.pages.release(held.pages)
 
     def grow(self, sequence: TokenSequence, num_tokens: int) -> bool:
         """Gives pages for the first `num_tokens` tokens; False: they are not to be had."""
@@ -74,6 +141,8 @@ class PooledMemory:
 
     def forget(self) -> None:
         """Gives up whatever no sequence holds."""
+        if self.cache is not None:
+            self.cache.clear()
 
     def release(self, sequence: TokenSequence) -> None:
         """Takes all back; a sequence that holds nothing is left alone."""
@@ -84,7 +153,7 @@ class PooledMemory:
             self.slots.release([held.slot, *(c.slot for c in held.checkpoints)])
 
     def check(self, sequences: Iterable[TokenSequence]) -> None:
-        """Asserts that exactly what `sequences` hold is in use."""
+        """Asserts that exactly what `sequences` hold, and what is cached, is in use."""
         pages: Counter[int] = Counter()
         slots: Counter[int] = Counter()
         for sequence in sequences:
@@ -92,10 +161,15 @@ class PooledMemory:
                 assert len(sequence.held.pages) >= self.num_pages(sequence.num_computed)
                 pages.update(sequence.held.pages)
                 slots.update([sequence.held.slot, *(c.slot for c in sequence.held.checkpoints)])
-        self.pages.check(pages)
-        self.slots.check(slots)
+        if self.cache is not None:
+            self.cache.check(pages, slots)
+        else:
+            self.pages.check(pages)
+            self.slots.check(slots)
 
     def _make_room(self, num_pages: int, num_slots: int) -> bool:
+        if self.cache is not None:
+            return self.cache.make_room(num_pages, num_slots)
         return self.pages.num_free >= num_pages and self.slots.num_free >= num_slots
 
     def refuse(self, num_tokens: int) -> None:

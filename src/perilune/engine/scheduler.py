@@ -129,7 +129,7 @@ class Scheduler:
         return holders[-1] is not sequence
 
     def _preempt(self, sequence: TokenSequence) -> None:
-        self.memory.release(sequence)
+        self.memory.keep(sequence)
         sequence.num_computed = 0
         self.num_preempted += 1
 
@@ -143,6 +143,8 @@ class Scheduler:
             if left == 0:
                 break
             if sequence.held is None:
+                if self._is_coming(sequence):
+                    continue
                 may_start = may_start and self._start(sequence)
                 if not may_start:
                     continue
@@ -154,6 +156,19 @@ class Scheduler:
                 chunks.append(self._chunk(sequence, count))
                 left -= count
         return chunks
+
+    def _is_coming(self, sequence: TokenSequence) -> bool:
+        """Whether another is about to leave a state that `sequence` can start from: choices of one
+        prompt come together, and need to read it only once."""
+        least = self.memory.retention.min_gap
+        for other in self.running:
+            if other.held is not None and other.held.cuts:
+                num_tokens = other.held.cuts[-1].num_tokens
+                if least <= num_tokens < sequence.prompt_len and sequence.starts_like(
+                    other, num_tokens
+                ):
+                    return True
+        return False
 
     def _start(self, sequence: TokenSequence) -> bool:
         holders = [s for s in self.running if s.held is not None]
@@ -181,14 +196,24 @@ class Scheduler:
         if sequence not in self.running:
             return False
         sequence.num_computed += len(chunk.token_ids)
+        if sampled is None or sampled.token_id is not None:
+            self.memory.publish(sequence)
         if sampled is not None:
             if sampled.token_id is None:
                 sequence.finish_reason = "error"
             else:
                 sequence.append(sampled.token_id)
             if sequence.finish_reason is not None:
-                self.remove(sequence, sequence.finish_reason)
+                self._end(sequence, sequence.finish_reason)
         return True
+
+    def _end(self, sequence: TokenSequence, reason: FinishReason) -> None:
+        if reason == "error":
+            # Whatever it has left, some of it may be as broken.
+            self.memory.forget()
+        else:
+            self.memory.keep(sequence)
+        self.remove(sequence, reason)
 
     def remove(self, sequence: TokenSequence, reason: FinishReason) -> None:
         """Ends a sequence, frees its memory and its place; one that is not open is left alone."""
@@ -230,6 +255,7 @@ class Scheduler:
             assert s.finish_reason is None
             assert s.num_remaining == 1 if s.is_decoding else s.num_remaining > 0
             assert s.num_computed == 0 or s.held is not None
+            assert s.held is None or not s.held.checkpoints, "a state is left unpublished"
             assert len(s.generated_ids) < s.max_tokens
         self.memory.check(self.running)
 
@@ -242,7 +268,7 @@ class Scheduler:
             held.slot,
             held.pages,
             sequence.num_computed,
-            (),
+            self.memory.checkpoint(sequence, count),
             is_sampled=count == sequence.num_remaining,
             is_decoding=sequence.is_decoding,
         )

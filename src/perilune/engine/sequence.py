@@ -30,7 +30,7 @@ class TokenSequence:
     num_counted: int = 0
     """Prompt tokens that the engine's statistics count already."""
     num_cached: int = 0
-    """Prompt tokens that the prefix cache had when the sequence first started."""
+    """Those of them that the prefix cache had."""
     finish_reason: FinishReason | None = None
 
     @property
@@ -64,6 +64,17 @@ class TokenSequence:
         if count <= self.prompt_len:
             return ids
         return np.append(ids, np.array(self.generated_ids[: count - len(ids)], np.int32))
+
+    def starts_like(self, other: TokenSequence, count: int) -> bool:
+        """Whether the first `count` tokens of both prompts are the same."""
+        return self.request.prompt_ids[:count] == other.request.prompt_ids[:count]
+
+    def count_prompt(self, end: int, *, is_cached: bool) -> int:
+        """How many of the first `end` tokens are of the prompt and now here for the first time."""
+        num_new = max(min(end, self.prompt_len) - self.num_counted, 0)
+        self.num_counted += num_new
+        self.num_cached += num_new * is_cached
+        return num_new
 
     def append(self, token_id: int) -> None:
         """Takes a sampled token and decides whether it is the last one."""

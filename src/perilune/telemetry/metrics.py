@@ -128,8 +128,10 @@ class _EngineCollector(Collector):
         for family, text, name in (
             (GaugeMetricFamily, "Sequences in the running batch", "num_running"),
             (GaugeMetricFamily, "Sequences waiting for admission", "num_waiting"),
-            (GaugeMetricFamily, "Bytes that sequence caches hold", "cache_bytes"),
+            (GaugeMetricFamily, "Bytes of cache memory in use", "cache_bytes"),
             (CounterMetricFamily, "Prompt tokens read", "prompt_tokens_total"),
+            (CounterMetricFamily, "Prompt tokens that were cached", "cached_tokens_total"),
+            (CounterMetricFamily, "Sequences that lost their memory", "preemptions_total"),
             (CounterMetricFamily, "Tokens made", "generated_tokens_total"),
             (CounterMetricFamily, "Starts after a crash", "restarts_total"),
         ):

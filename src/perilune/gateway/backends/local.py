@@ -101,13 +101,14 @@ class LocalModel:
         )
 
     async def _run(self, tokens: TokenRequest, reader: Reader) -> AsyncIterator[ChatEvent]:
-        num_tokens = 0
+        num_tokens = cached_tokens = 0
         reason: FinishReason | None = None
         async with closing(self._engine.generate(tokens)) as events:
             async for event in events:
                 reason = event.finish_reason
                 if reason == "error":
                     raise EngineError(event.error or "the engine failed")
+                cached_tokens = event.cached_tokens
                 if event.token_id is not None:
                     num_tokens += 1
                     for delta in self._read(event, event.token_id, reader):
@@ -125,6 +126,7 @@ class LocalModel:
                 prompt_tokens=len(tokens.prompt_ids),
                 completion_tokens=num_tokens,
                 reasoning_tokens=reader.reasoning_tokens,
+                cached_tokens=cached_tokens,
             ),
         )
 

@@ -1,0 +1,177 @@
+"""Sequences that share, lose and regain memory, against an oracle that runs one at a time.
+
+Pools are so small that sequences are preempted and cached prefixes evicted all the time. The fake
+model raises where a slot or a page is not what its sequence computed; freed memory is poisoned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from perilune.core.errors import OverloadedError
+from perilune.core.types import EngineInfo, SamplingParams, TokenRequest
+from perilune.engine.admission import admit
+from perilune.engine.core import EngineCore
+from perilune.engine.cost_model import CostModel
+from perilune.engine.errors import PoolFullError
+from perilune.engine.fake_model import FakeModel
+from perilune.engine.fake_pools import FakePools
+from perilune.engine.pooled_memory import Room
+from perilune.engine.retention import Retention
+from perilune.engine.sequence import TokenSequence
+
+INFO = EngineInfo(model_id="fake", vocab_size=16, max_context=60, eos_ids=frozenset({3}))
+PAGE = 4
+COST = CostModel(token_flops=1e6, pair_flops=10.0, row_bytes=8, state_bytes=64)
+
+
+@dataclass(eq=False)
+class Expected:
+    sequence: TokenSequence
+    prompt: list[int]
+    limit: int
+    out: list[int] = field(default_factory=list)
+
+
+class MemoryMachine(RuleBasedStateMachine):
+    @initialize(
+        pages=st.sampled_from([24, 14, 8]),
+        slots=st.sampled_from([1, 3, 6, 9, 12]),
+        budget=st.sampled_from([16, 7, 1]),
+        interval=st.sampled_from([0, 3, 8]),
+        is_caching=st.sampled_from([True, True, True, False]),
+    )
+    def open(self, pages: int, slots: int, budget: int, interval: int, is_caching: bool) -> None:
+        self.model = FakeModel(INFO.vocab_size, PAGE)
+        self.core = EngineCore(
+            self.model,
+            room=Room(pages, slots),
+            cost=COST if is_caching else None,
+            retention=Retention(interval=interval, min_gap=2),
+            max_running=4,
+            max_waiting=3,
+            prefill_budget=budget,
+        )
+        memory = self.core.scheduler.memory
+        assert isinstance(memory.pools, FakePools)
+        memory.pages.on_free = memory.pools.poison_pages
+        memory.slots.on_free = memory.pools.poison_slots
+        self.capacity = (pages - 1) * PAGE
+        self.open_ones: list[Expected] = []
+        self.texts: list[list[int]] = [[]]
+        """Prompts and answers so far."""
+
+    @rule(
+        source=st.integers(0, 3),
+        kept=st.sampled_from([60, 60, 17, 7, 0]),
+        new=st.lists(st.integers(0, 15), max_size=9),
+        max_tokens=st.sampled_from([2, 5, 30]),
+        choices=st.integers(1, 3),
+        request_id=st.sampled_from("abc"),
+    )
+    def add(
+        self,
+        source: int,
+        kept: int,
+        new: list[int],
+        max_tokens: int,
+        choices: int,
+        request_id: str,
+    ) -> None:
+        prompt = (self.texts[-1 - source % len(self.texts)][:kept] + new)[:50] or [1]
+        self.texts.append(prompt)
+        request = TokenRequest(
+            request_id=request_id,
+            prompt_ids=tuple(prompt),
+            max_tokens=max_tokens,
+            sampling=SamplingParams(temperature=0),
+        )
+        for _ in range(choices):
+            sequence = admit(request, INFO)
+            if len(prompt) > self.capacity:
+                with pytest.raises(PoolFullError):
+                    self.core.add(sequence)
+                return
+            limit = min(sequence.max_tokens, self.capacity - len(prompt) + 1)
+            try:
+                self.core.add(sequence)
+            except OverloadedError:
+                return
+            self.open_ones.append(Expected(sequence, prompt, limit))
+
+    @rule(which=st.integers(0, 10))
+    def abort(self, which: int) -> None:
+        if self.open_ones:
+            expected = self.open_ones.pop(which % len(self.open_ones))
+            self.core.abort(expected.sequence)
+            assert expected.sequence.held is None
+
+    @rule(num_pages=st.integers(0, 5), num_slots=st.integers(0, 3))
+    def evict(self, num_pages: int, num_slots: int) -> None:
+        """E3: of a prefix, the state alone may go, or its rows with it."""
+        cache = self.core.scheduler.memory.cache
+        if cache is not None:
+            cache.evict(num_pages, num_slots)
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    def _step(self) -> None:
+        num_calls = len(self.model.calls)
+        emitted = self.core.step()
+        assert (len(self.model.calls) > num_calls) == bool(self.open_ones), "nobody gets on"
+        by_sequence = {e.sequence: e for e in self.open_ones}
+        for sequence, event in emitted:
+            expected = by_sequence[sequence]
+            token = self.model.continuation(expected.prompt + expected.out, 1)[0]
+            expected.out.append(token)
+            is_full = len(expected.out) == expected.limit
+            reason = "stop" if token == 3 else "length" if is_full else None
+            assert (event.token_id, event.finish_reason) == (token, reason)
+            assert event.cached_tokens < len(expected.prompt)
+            if reason is not None:
+                assert sequence.held is None
+                self.texts.append(expected.prompt + expected.out)
+                self.open_ones.remove(expected)
+
+    @invariant()
+    def scheduler_agrees(self) -> None:
+        if hasattr(self, "core"):
+            self.core.scheduler.check()
+
+    @invariant()
+    def states_are_those_of_their_tokens(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        pools = self.core.scheduler.memory.pools
+        assert isinstance(pools, FakePools)
+        for e in self.open_ones:
+            held = e.sequence.held
+            if held is not None and e.sequence.num_computed:
+                state = pools.states[held.slot]
+                assert state is not None
+                assert state.ids == (e.prompt + e.out)[: e.sequence.num_computed]
+
+    def teardown(self) -> None:
+        """Everybody comes to an end, and no page or slot is left."""
+        if not hasattr(self, "core"):
+            return
+        for _ in range(3000):
+            if not self.open_ones:
+                break
+            self._step()
+        assert not self.open_ones, "some sequences never end"
+        memory = self.core.scheduler.memory
+        memory.forget()
+        assert memory.pages.num_used == memory.slots.num_used == 0
+
+
+TestMemoryMachine = MemoryMachine.TestCase
+TestMemoryMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -12,10 +12,13 @@ import torch
 from perilune.core.env import num_threads
 from perilune.core.types import EngineInfo, TokenTable
 from perilune.engine.admission import admit
+from perilune.engine.cache_sizes import default_bytes, room_of
 from perilune.engine.client import EngineClient
 from perilune.engine.core import EngineCore
+from perilune.engine.cost_model import CostModel
 from perilune.engine.grammar_compiler import GrammarCompiler
 from perilune.engine.host import Opened
+from perilune.engine.pooled_memory import Room
 from perilune.engine.thread import EngineThread
 from perilune.kernels.common import jit_cache
 from perilune.kernels.registry import resolved, spec
@@ -29,6 +32,8 @@ def open_core(
     max_running: int = 32,
     max_waiting: int = 256,
     prefill_budget: int | None = None,
+    cache_bytes: int | None = None,
+    prefix_cache: bool = True,
     threads: int | None = None,
     device: str = "cpu",
     dtype: str = "float32",
@@ -40,6 +45,9 @@ def open_core(
 
     `prefill_budget`: prompt tokens of a step, by default 256 on a CPU and 4096 on a GPU, which
     fewer would leave idle.
+    `cache_bytes`: memory for states and latents of running sequences and of cached prefixes, by
+    default what `cache_sizes.default_bytes` says.
+    `prefix_cache`: whether prompts go on from what earlier ones have left.
     `threads`: torch threads, by default what PERILUNE_THREADS says, else torch's choice.
     `device`: `cpu`, `cuda`, or `auto` for whatever is here.
     `token_table`: the vocabulary as bytes, without which no answer can be held to a grammar.
@@ -52,8 +60,21 @@ def open_core(
     if progress and place.type == "cpu" and jit_cache.is_empty():
         print("perilune: compiling loops for this CPU, once (about 20 s)", file=sys.stderr)
     loaded = load_model(model_dir, str(place), dtype, progress=progress and sys.stderr.isatty())
+    cost = _cost(loaded)
+    max_context = loaded.config.max_position_embeddings
+    if cache_bytes is None:
+        cache_bytes = default_bytes(loaded.device, cost, max_running, max_context)
+    room = room_of(
+        cache_bytes,
+        cost,
+        page_len=loaded.model.page_len,
+        max_running=max_running,
+        max_context=max_context,
+    )
     core = EngineCore(
         loaded.model,
+        room=room,
+        cost=cost if prefix_cache else None,
         device=loaded.device,
         max_running=max_running,
         max_waiting=max_waiting,
@@ -62,7 +83,7 @@ def open_core(
     threads = num_threads() if threads is None else threads
     return Opened(
         core=core,
-        info=_info(loaded, Path(model_dir), dtype=dtype, max_running=max_running),
+        info=_info(loaded, Path(model_dir), dtype=dtype, max_running=max_running, room=room),
         admit=partial(admit, grammars=_grammars(loaded, token_table)),
         prepare=partial(_use_threads, threads),
         fatal=(torch.AcceleratorError,),  # the device's context is lost
@@ -72,6 +93,13 @@ def open_core(
 def open_engine(model_dir: str | Path, **options: Any) -> EngineClient:
     """An engine in a thread of this process, on what `open_core` makes of these arguments."""
     return EngineClient(EngineThread(open_core(str(model_dir), **options)))
+
+
+def _cost(loaded: LanguageModel) -> CostModel:
+    """In the dtypes of `Transformer.new_pools`."""
+    dtype = loaded.model.head_weight.dtype
+    state_dtype = torch.promote_types(torch.float32, dtype)
+    return CostModel.of(loaded.config, row_bytes=dtype.itemsize, state_bytes=state_dtype.itemsize)
 
 
 def _grammars(loaded: LanguageModel, table: TokenTable | None) -> GrammarCompiler | None:
@@ -93,7 +121,9 @@ def kernels_for(device_type: str) -> dict[str, list[str]]:
     return {"own_kernels": own, "reference_kernels": [name for name in used if name not in own]}
 
 
-def _info(loaded: LanguageModel, directory: Path, *, dtype: str, max_running: int) -> EngineInfo:
+def _info(
+    loaded: LanguageModel, directory: Path, *, dtype: str, max_running: int, room: Room
+) -> EngineInfo:
     return EngineInfo(
         model_id=directory.resolve().name,
         vocab_size=loaded.config.vocab_size,
@@ -103,6 +133,8 @@ def _info(loaded: LanguageModel, directory: Path, *, dtype: str, max_running: in
             "device": str(loaded.device),
             "dtype": dtype,
             "max_running": max_running,
+            "cache_tokens": (room.pages - 1) * loaded.model.page_len,
+            "cache_slots": room.slots,
             **kernels_for(loaded.device.type),
         },
     )

@@ -52,5 +52,5 @@ def test_a_cpu_is_asked_for_two_rounds_and_a_bounded_number_of_bytes() -> None:
     cost = CostModel(token_flops=1.0, pair_flops=1.0, row_bytes=100, state_bytes=10_000)
     cpu = torch.device("cpu")
     assert default_bytes(cpu, cost, 4, 1000) == 2 * 4 * 110_000
-    assert default_bytes(cpu, cost, 64, 10**6) == 2 << 30
+    assert default_bytes(cpu, cost, 64, 10**6) == 512 << 20
     assert default_bytes(cpu, cost, 64, 10**9) == least_bytes(cost, 64, 10**9)

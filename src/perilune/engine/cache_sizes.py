@@ -8,8 +8,8 @@ from perilune.core.errors import ConfigError
 from perilune.engine.cost_model import CostModel
 from perilune.engine.pooled_memory import Room
 
-CPU_BYTES = 2 << 30
-"""Most that is taken on a CPU unasked; the system gives it only as it is written to."""
+CPU_BYTES = 512 << 20
+"""Most that is taken on a CPU unasked, unless one sequence at full length needs more."""
 GPU_SHARE = 0.8
 """Of what weights leave free; the rest is for activations."""
 

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perilune.core.errors import ConfigError
-from perilune.engine.cache_sizes import default_bytes, least_bytes, room_of
+from perilune.engine.cache_sizes import cost_of, default_bytes, least_bytes, room_of
 from perilune.engine.cost_model import CostModel
-from perilune.engine.opening import _cost
-from perilune.model.api import LanguageModel
 from perilune.model.init import random_weights
 from perilune.model.model import Transformer
 from perilune.model.presets import preset
@@ -42,7 +40,7 @@ def test_all_run_one_at_full_length_and_nothing_is_wasted(
 @pytest.mark.parametrize("name", ["tiny-k3", "tiny-kimi-linear"])
 def test_the_cost_is_that_of_real_pools(name: str) -> None:
     model = random_weights(Transformer(preset(name)), torch.Generator().manual_seed(1))
-    cost = _cost(LanguageModel(model))
+    cost = cost_of(model)
     pools = model.new_pools(slots=3, pages=5)
     assert pools.slot_nbytes == cost.state_bytes
     assert pools.page_nbytes == model.page_len * cost.row_bytes

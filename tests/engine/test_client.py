@@ -37,7 +37,7 @@ def test_eight_streams_get_what_each_gets_alone(serve, request_of: RequestOf) ->
             assert max(map(len, served.model.calls)) > 1, "nothing was batched"
             stats = await served.settled(lambda stats: stats.num_running == 0)
         assert (stats.num_running, stats.num_waiting) == (0, 0)
-        assert stats.cached_tokens_total > 0
+        assert stats.prefix_cache_hit_tokens_total > 0
         assert served.core.stats().cache_bytes == 0, "the closed engine holds memory"
         assert stats.generated_tokens_total == 2 * 8 * 20
         assert stats.prompt_tokens_total == 2 * sum(map(len, PROMPTS))

@@ -109,7 +109,7 @@ class EngineStats:
     num_waiting: int = 0
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
-    cached_tokens_total: int = 0
+    prefix_cache_hit_tokens_total: int = 0
     """Of the prompt tokens, those that a prefix cache had."""
     preemptions_total: int = 0
     """How often a sequence gave its memory to an older one."""

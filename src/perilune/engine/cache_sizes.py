@@ -7,11 +7,19 @@ import torch
 from perilune.core.errors import ConfigError
 from perilune.engine.cost_model import CostModel
 from perilune.engine.pooled_memory import Room
+from perilune.model.model import Transformer
 
 CPU_BYTES = 512 << 20
 """Most that is taken on a CPU unasked, unless one sequence at full length needs more."""
 GPU_SHARE = 0.8
 """Of what weights leave free; the rest is for activations."""
+
+
+def cost_of(model: Transformer) -> CostModel:
+    """In the dtypes of `Transformer.new_pools`."""
+    dtype = model.head_weight.dtype
+    state_dtype = torch.promote_types(torch.float32, dtype)
+    return CostModel.of(model.config, row_bytes=dtype.itemsize, state_bytes=state_dtype.itemsize)
 
 
 def default_bytes(device: torch.device, cost: CostModel, max_running: int, max_context: int) -> int:

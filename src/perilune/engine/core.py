@@ -132,7 +132,7 @@ class EngineCore:
                 num_running=len(self.scheduler.running),
                 num_waiting=len(self.scheduler.waiting),
                 prompt_tokens_total=self._prompt_tokens + memory.hit_tokens,
-                cached_tokens_total=memory.hit_tokens,
+                prefix_cache_hit_tokens_total=memory.hit_tokens,
                 preemptions_total=self.scheduler.num_preempted,
                 generated_tokens_total=self._generated_tokens,
                 cache_bytes=memory.used_bytes,

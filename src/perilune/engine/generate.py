@@ -8,6 +8,7 @@ from typing import NamedTuple
 from perilune.core.errors import EngineError
 from perilune.core.types import EngineInfo, FinishReason, SamplingParams, TokenLogprob, TokenRequest
 from perilune.engine.admission import admit
+from perilune.engine.cache_sizes import cost_of, default_bytes
 from perilune.engine.core import EngineCore
 from perilune.engine.pooled_memory import Room
 from perilune.engine.sequence import TokenSequence
@@ -63,7 +64,7 @@ def generate(
     ]
     core = EngineCore(
         model.model,
-        room=_room(sequences, model.model.page_len, max_running),
+        room=_room(sequences, model, max_running),
         device=model.device,
         max_running=max_running,
         max_waiting=len(sequences),
@@ -71,10 +72,15 @@ def generate(
     return _run(core, sequences)
 
 
-def _room(sequences: Sequence[TokenSequence], page_len: int, max_running: int) -> Room:
-    """For the largest that can run together."""
-    largest = sorted((s.prompt_len + s.max_tokens for s in sequences), reverse=True)[:max_running]
-    return Room(1 + sum(-(-num // page_len) for num in largest), max(len(largest), 1))
+def _room(sequences: Sequence[TokenSequence], model: LanguageModel, max_running: int) -> Room:
+    """For the largest that can run together; less where that would be more than an engine takes
+    (few answers are as long as they may be)."""
+    page_len, cost = model.model.page_len, cost_of(model.model)
+    lengths = sorted((s.prompt_len + s.max_tokens for s in sequences), reverse=True)[:max_running]
+    num_pages = [-(-length // page_len) for length in lengths]
+    num_bytes = default_bytes(model.device, cost, len(lengths), max(lengths, default=1))
+    most = max(num_bytes // (page_len * cost.row_bytes), *num_pages[:1], 1)
+    return Room(1 + min(max(sum(num_pages), 1), most), max(len(lengths), 1))
 
 
 def _run(core: EngineCore, sequences: Sequence[TokenSequence]) -> list[Generated]:

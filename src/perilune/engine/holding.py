@@ -26,3 +26,10 @@ class Holding:
     cuts: list[Cut] = field(default_factory=list)
     """Where states are to be kept, rising."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
+
+    @property
+    def last_cut(self) -> int:
+        """The tokens after which the last state of its prompt will be kept; 0: none is to come."""
+        if self.cuts:
+            return self.cuts[-1].num_tokens
+        return self.checkpoints[-1].cut.num_tokens if self.checkpoints else 0

@@ -12,10 +12,9 @@ import torch
 from perilune.core.env import num_threads
 from perilune.core.types import EngineInfo, TokenTable
 from perilune.engine.admission import admit
-from perilune.engine.cache_sizes import default_bytes, room_of
+from perilune.engine.cache_sizes import cost_of, default_bytes, room_of
 from perilune.engine.client import EngineClient
 from perilune.engine.core import EngineCore
-from perilune.engine.cost_model import CostModel
 from perilune.engine.grammar_compiler import GrammarCompiler
 from perilune.engine.host import Opened
 from perilune.engine.pooled_memory import Room
@@ -60,7 +59,7 @@ def open_core(
     if progress and place.type == "cpu" and jit_cache.is_empty():
         print("perilune: compiling loops for this CPU, once (about 20 s)", file=sys.stderr)
     loaded = load_model(model_dir, str(place), dtype, progress=progress and sys.stderr.isatty())
-    cost = _cost(loaded)
+    cost = cost_of(loaded.model)
     max_context = loaded.config.max_position_embeddings
     if cache_bytes is None:
         cache_bytes = default_bytes(loaded.device, cost, max_running, max_context)
@@ -93,13 +92,6 @@ def open_core(
 def open_engine(model_dir: str | Path, **options: Any) -> EngineClient:
     """An engine in a thread of this process, on what `open_core` makes of these arguments."""
     return EngineClient(EngineThread(open_core(str(model_dir), **options)))
-
-
-def _cost(loaded: LanguageModel) -> CostModel:
-    """In the dtypes of `Transformer.new_pools`."""
-    dtype = loaded.model.head_weight.dtype
-    state_dtype = torch.promote_types(torch.float32, dtype)
-    return CostModel.of(loaded.config, row_bytes=dtype.itemsize, state_bytes=state_dtype.itemsize)
 
 
 def _grammars(loaded: LanguageModel, table: TokenTable | None) -> GrammarCompiler | None:

@@ -162,12 +162,11 @@ class Scheduler:
         prompt come together, and need to read it only once."""
         least = self.memory.retention.min_gap
         for other in self.running:
-            if other.held is not None and other.held.cuts:
-                num_tokens = other.held.cuts[-1].num_tokens
-                if least <= num_tokens < sequence.prompt_len and sequence.starts_like(
-                    other, num_tokens
-                ):
-                    return True
+            num_tokens = 0 if other.held is None else other.held.last_cut
+            if least <= num_tokens < sequence.prompt_len and sequence.starts_like(
+                other, num_tokens
+            ):
+                return True
         return False
 
     def _start(self, sequence: TokenSequence) -> bool:

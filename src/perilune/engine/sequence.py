@@ -66,8 +66,11 @@ class TokenSequence:
         return np.append(ids, np.array(self.generated_ids[: count - len(ids)], np.int32))
 
     def starts_like(self, other: TokenSequence, count: int) -> bool:
-        """Whether the first `count` tokens of both prompts are the same."""
-        return self.request.prompt_ids[:count] == other.request.prompt_ids[:count]
+        """Whether the first `count` tokens of both prompts are the same, `count` being one at least
+        and in both."""
+        ours, theirs = self.request.prompt_ids, other.request.prompt_ids
+        # The last one first: most prompts that begin alike differ there, and slices are copies.
+        return ours[count - 1] == theirs[count - 1] and ours[:count] == theirs[:count]
 
     def count_prompt(self, end: int, *, is_cached: bool) -> int:
         """How many of the first `end` tokens are of the prompt and now here for the first time."""

@@ -130,7 +130,11 @@ class _EngineCollector(Collector):
             (GaugeMetricFamily, "Sequences waiting for admission", "num_waiting"),
             (GaugeMetricFamily, "Bytes of cache memory in use", "cache_bytes"),
             (CounterMetricFamily, "Prompt tokens read", "prompt_tokens_total"),
-            (CounterMetricFamily, "Prompt tokens that were cached", "cached_tokens_total"),
+            (
+                CounterMetricFamily,
+                "Of these, from the cache",
+                "prefix_cache_hit_tokens_total",
+            ),
             (CounterMetricFamily, "Sequences that lost their memory", "preemptions_total"),
             (CounterMetricFamily, "Tokens made", "generated_tokens_total"),
             (CounterMetricFamily, "Starts after a crash", "restarts_total"),

@@ -19,7 +19,7 @@ def cost_of(model: Transformer) -> CostModel:
     """In the dtypes of `Transformer.new_pools`."""
     dtype = model.head_weight.dtype
     state_dtype = torch.promote_types(torch.float32, dtype)
-    return CostModel.of(model.config, row_bytes=dtype.itemsize, state_bytes=state_dtype.itemsize)
+    return CostModel.of(model.share, row_bytes=dtype.itemsize, state_bytes=state_dtype.itemsize)
 
 
 def default_bytes(device: torch.device, cost: CostModel, max_running: int, max_context: int) -> int:

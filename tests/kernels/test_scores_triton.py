@@ -9,8 +9,9 @@ import triton.language as tl
 from triton_faults import plant_in_source
 
 from perilune.core.errors import UnsupportedError
-from perilune.kernels.linear import cublas, reference, triton_scores
+from perilune.kernels.linear import cublas, reference, triton_scores, triton_scores_many
 from perilune.kernels.linear import triton as linear
+from perilune.kernels.linear.triton_scores_many import Tile, tile_of
 from perilune.kernels.testing import relative_error
 from perilune.kernels.testing.memory import NewMemory, banded
 
@@ -25,11 +26,11 @@ def drawn(tokens, width, outputs, token_dtype=BF16, weight_dtype=FP32):
     return x_TI, torch.randn(outputs, width, generator=generator).to(weight_dtype)
 
 
-def error(x_TI, weight_OI):
+def error(x_TI, weight_OI, run=linear.scores):
     """Sevens lie around the operands, and NaN in new memory."""
     operands = [banded(x, 7.0)[1].copy_(x) for x in (x_TI, weight_OI)]
     with NewMemory(poisoned=True):
-        y_TO = linear.scores(*operands)
+        y_TO = run(*operands)
     assert y_TO.dtype == FP32
     return relative_error(y_TO, x_TI.double() @ weight_OI.double().t())
 
@@ -39,6 +40,32 @@ def error(x_TI, weight_OI):
 @pytest.mark.parametrize("sizes", [(3, 640, 70), (70, 130, 65), (1, 37, 1), (20, 64, 896)])
 def test_fp32_s_precision(sizes, token_dtype, weight_dtype):
     assert error(*drawn(*sizes, token_dtype, weight_dtype)) < LIMIT
+
+
+@pytest.mark.parametrize("weight_dtype", [FP32, BF16])
+@pytest.mark.parametrize("token_dtype", [FP32, BF16])
+@pytest.mark.parametrize("tile", [None, Tile(128, 64, 8, 1 << 16), Tile(128, 128, 8, 1 << 16)])
+@pytest.mark.parametrize("sizes", [(3, 640, 70), (150, 130, 20)])
+def test_fp32_s_precision_of_many(sizes, tile, token_dtype, weight_dtype):
+    def run(*operands):
+        return triton_scores_many.scores(*operands, tile)
+
+    assert error(*drawn(*sizes, token_dtype, weight_dtype), run) < LIMIT
+
+
+@pytest.mark.parametrize("dtypes", [(BF16, BF16), (BF16, FP32), (FP32, FP32)])
+def test_many_have_the_bits_of_few(dtypes):
+    """In the interpreter, in tiles of the same size: several splits, the last one shorter."""
+    x_TI, weight_OI = drawn(150, 64 * 12 - 5, 66, *dtypes)
+    assert triton_scores.splits_of(x_TI.shape[1], 2) == (1, 12)
+    few = triton_scores.scores(x_TI, weight_OI)
+    assert torch.equal(triton_scores_many.scores(x_TI, weight_OI, Tile(64, 64, 4, 1 << 16)), few)
+
+
+def test_large_tiles_wait_for_tokens_enough():
+    assert tile_of(2048, 1).rows == tile_of(2048, 3).tokens == 64
+    assert (tile_of(2049, 1).rows, tile_of(2049, 1).tokens) == (128, 128)
+    assert tile_of(2049, 3).tokens == tile_of(600, 9).tokens == 64
 
 
 def test_k3_s_width():
@@ -105,15 +132,20 @@ def test_gradients(dtypes):
 
 
 def test_who_serves(monkeypatch):
-    """More tokens, fp64 and compiled graphs are cuBLAS's."""
+    """fp64 and compiled graphs are cuBLAS's."""
     ran = []
-    run = triton_scores.scores
 
-    def own(*args):
-        ran.append(len(args[0]))
-        return run(*args)
+    def watched(module):
+        run = module.scores
 
-    monkeypatch.setattr(triton_scores, "scores", own)
+        def own(*args):
+            ran.append((module is triton_scores_many, len(args[0])))
+            return run(*args)
+
+        monkeypatch.setattr(module, "scores", own)
+
+    for module in (triton_scores, triton_scores_many):
+        watched(module)
     for tokens, dtype in (
         (512, BF16),
         (513, BF16),
@@ -125,7 +157,7 @@ def test_who_serves(monkeypatch):
         got, want = (op(x_TI, weight_OI) for op in (linear.scores, reference.scores))
         assert got.dtype == want.dtype
         torch.testing.assert_close(got, want)
-    assert ran == [512, 2, 0]
+    assert ran == [(False, 512), (True, 513), (False, 2), (False, 0)]
 
 
 # The compiler warns of what it meets in any code.
@@ -172,3 +204,22 @@ def test_a_planted_fault_is_seen(name, tmp_path, monkeypatch):
     users = (triton_scores,)
     plant_in_source(triton_scores, right, wrong, users, tmp_path, monkeypatch)
     assert not error(*drawn(70, 200, 70, FP32, FP32)) < LIMIT
+
+
+AMONG_MANY = {
+    "a split too few": ("in range(SPLITS)", "in range(SPLITS - 1)"),
+    "the last split alone": ("y_OT += acc_OT", "y_OT = acc_OT"),
+    "splits overlap": ("first = split * STEPS * BK", "first = split * STEPS * BK // 2"),
+    "columns beyond the last": ("here_1K = (k_ < WIDTH - k)", "here_1K = (k_ < WIDTH)"),
+    "rows of another tile": ("o_ = tl.program_id(0) * BO", "o_ = tl.program_id(0) // 2 * BO"),
+    "tokens of another tile": ("tl.program_id(1).to(tl.int64)", "(tl.program_id(1) // 2)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AMONG_MANY)
+def test_a_fault_planted_among_many_is_seen(name, tmp_path, monkeypatch):
+    right, wrong = AMONG_MANY[name]
+    users = (triton_scores_many,)
+    plant_in_source(triton_scores_many, right, wrong, users, tmp_path, monkeypatch)
+    run = triton_scores_many.scores
+    assert not error(*drawn(70, 200, 70, BF16, BF16), run) < LIMIT

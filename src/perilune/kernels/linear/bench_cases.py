@@ -56,10 +56,13 @@ BENCHES = {
         work=scores_work,
         cases={
             "T1_320x32": Case(make=product(1, 320, 32)),
-            **{f"T{t}_7168x896": Case(make=product(t, 7168, 896), **_SCORES) for t in (1, 32, 128)},
+            **{
+                f"T{t}_7168x896": Case(make=product(t, 7168, 896), **_SCORES)
+                for t in (1, 32, 128, 1024, 8192)
+            },
             **{
                 f"T{t}_7168x896_fp32": Case(make=product(t, 7168, 896, torch.float32), **_SCORES)
-                for t in (1, 32, 128)
+                for t in (1, 32, 128, 8192)
             },
         },
     ),

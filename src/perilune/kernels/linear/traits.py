@@ -41,6 +41,6 @@ SPEC = Traits(
 SCORES = replace(
     SPEC,
     regimes={"more_digits": _with_more_digits},
-    batch_invariant={"cpu": MAX_TOKENS, "cuda": 512},
+    batch_invariant={"cpu": MAX_TOKENS, "cuda": 4096},
     graphs=frozenset({"cuda"}),
 )

@@ -12,21 +12,20 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from perilune.kernels.common.row_major import row_major
-from perilune.kernels.linear import cublas, triton_scores
+from perilune.kernels.linear import cublas, triton_scores, triton_scores_many
 
-MAX_TOKENS = 512
-"""Up to here reading the weight, or the launch, is what takes time."""
+FEW_TOKENS = 512
+"""Up to here reading the weight, or the launch, is what takes time: programs share the columns."""
 
 
 def scores(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
-    """As `reference.scores`; cuBLAS has more tokens, fp64, and the graphs of a compiler.
+    """As `reference.scores`; cuBLAS has fp64, other dimensions, and the graphs of a compiler.
 
     Raises:
         UnsupportedError: as `cublas.linear`.
     """
     wide = torch.promote_types(torch.float32, x_TI.dtype)
-    few = x_TI.dim() == 2 and x_TI.shape[0] <= MAX_TOKENS
-    if not few or wide != torch.float32 or torch.compiler.is_compiling():
+    if x_TI.dim() != 2 or wide != torch.float32 or torch.compiler.is_compiling():
         return cublas.linear(x_TI.to(wide), weight_OI)
     assert x_TI.shape[1] == weight_OI.shape[1], (x_TI.shape, weight_OI.shape)
     return _Scores.apply(x_TI, weight_OI)
@@ -36,7 +35,9 @@ class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor) -> Tensor:
         ctx.save_for_backward(x_TI, weight_OI)
-        return triton_scores.scores(_operand(x_TI), _operand(weight_OI))
+        few = x_TI.shape[0] <= FEW_TOKENS
+        run = triton_scores.scores if few else triton_scores_many.scores
+        return run(_operand(x_TI), _operand(weight_OI))
 
     @staticmethod
     @once_differentiable

@@ -44,7 +44,7 @@ def scores(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
     part_STO = y_TO if splits == 1 else y_TO.new_empty(splits, t, o)
     tokens = min(WIDEST, max(16, triton.next_power_of_2(t)))
     step_bytes = COLUMNS * (ROWS * weight_OI.element_size() + tokens * x_TI.element_size())
-    early = _early(x_TI.device)
+    options = early(x_TI.device)
     _product[(row_tiles, splits, triton.cdiv(t, tokens))](
         x_TI,
         weight_OI,
@@ -58,17 +58,17 @@ def scores(x_TI: Tensor, weight_OI: Tensor) -> Tensor:
         BT=tokens,
         BO=ROWS,
         BK=COLUMNS,
-        X_PARTS=_parts_of(x_TI),
-        WEIGHT_PARTS=_parts_of(weight_OI),
+        X_PARTS=num_parts(x_TI),
+        WEIGHT_PARTS=num_parts(weight_OI),
         # The interpreter multiplies the bit patterns of bf16 numbers.
         DTYPE=tl.bfloat16 if x_TI.is_cuda else tl.float32,
         STAGES=min(MOST_STAGES, SHARED_BYTES // step_bytes),
         num_warps=4,
-        **early,
+        **options,
     )
     if splits > 1:
         _sum[(triton.cdiv(t * o, SUM_BLOCK),)](
-            part_STO, y_TO, t * o, SPLITS=splits, BLOCK=SUM_BLOCK, num_warps=4, **early
+            part_STO, y_TO, t * o, SPLITS=splits, BLOCK=SUM_BLOCK, num_warps=4, **options
         )
     return y_TO
 
@@ -86,12 +86,12 @@ def splits_of(width: int, row_tiles: int) -> Splits:
     return Splits(steps, triton.cdiv(all_steps, steps))
 
 
-def _early(device: torch.device) -> dict[str, Any]:
+def early(device: torch.device) -> dict[str, Any]:
     """Options of a kernel that is set up while the one before it ends."""
     return {"EARLY": True, "launch_pdl": True} if launches_early(device) else {"EARLY": False}
 
 
-def _parts_of(x: Tensor) -> int:
+def num_parts(x: Tensor) -> int:
     return 1 if x.dtype == torch.bfloat16 else 3
 
 
@@ -135,13 +135,13 @@ def _product(
             here_OK, here_TK = here_O1 & here_1K, here_T1 & here_1K
         weight_OK = tl.load(weight_at + k, mask=here_OK, other=0.0)
         x_TK = tl.load(x_at + k, mask=here_TK, other=0.0)
-        acc_OT = _times(weight_OK, x_TK, acc_OT, WEIGHT_PARTS, X_PARTS, DTYPE)
+        acc_OT = times(weight_OK, x_TK, acc_OT, WEIGHT_PARTS, X_PARTS, DTYPE)
     part_at = part_p + (split.to(tl.int64) * num_tokens + t_)[:, None] * OUT + o_[None, :]
     tl.store(part_at, tl.trans(acc_OT), mask=here_T1 & (o_ < OUT)[None, :])
 
 
 @triton.jit
-def _times(
+def times(
     weight_OK,
     x_TK,
     acc_OT,

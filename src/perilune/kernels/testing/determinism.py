@@ -34,7 +34,11 @@ def batches(subject: Subject) -> Iterator[Case]:
     a batch adds to counters against what its halves add."""
     if not subject.traits.tokens:
         return
-    for rows in subject.sizes.batches:
+    sizes = subject.sizes.batches
+    claimed = subject.traits.batch_invariant.get(subject.implementation.backend, 0)
+    if subject.sizes.full_width and claimed > max(sizes):
+        sizes = (*sizes, claimed)
+    for rows in sizes:
         yield subject.case(f"a row of {rows}", _row, rows)
         if subject.traits.counters:
             yield subject.case(f"counters of {rows}", _counters, rows)

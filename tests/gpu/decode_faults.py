@@ -9,6 +9,7 @@ same checks are red without a fault.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -112,6 +113,8 @@ def reds(name: str) -> list[str]:
             fault, (header,) = FAULTS[name], cuda_decode.HEADERS
             source, header = planted(fault, cuda_decode.SOURCE, header, Path(folder))
             cuda_decode.SOURCE, cuda_decode.HEADERS = source, (header,)
+            # Machine code of faults is not kept.
+            os.environ["XDG_CACHE_HOME"] = folder
             cuda_decode.kernel_of.cache_clear()
             found_by = (fault.found_by,)
         red = []

@@ -20,7 +20,7 @@ from perilune.model.load import load_checkpoint
 from perilune.model.make_step import make_step
 from perilune.model.model import Transformer
 from perilune.model.moe import Router
-from perilune.model.ranks import ALONE, Ranks
+from perilune.model.ranks import ALONE, Ranks, meet
 from perilune.model.step import PAGE, Cut, Decoding
 
 TOKENS = PAGE + 30
@@ -74,15 +74,13 @@ def verify_and_accept(batch: Batch, sequences: list[Held], keep: list[int]) -> T
 
 
 def main(folder: Path, rank: int, size: int) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    ranks = meet(rank, size, folder / "store", torch.device("cpu"))
     calls: Counter[str] = Counter()
     for name in ("all_reduce", "all_gather"):
         counted(name, calls)
     for directory in sorted(path for path in folder.iterdir() if path.is_dir()):
         calls.clear()
-        found = run(loaded(directory, Ranks(rank, size)))
+        found = run(loaded(directory, ranks))
         torch.save(found | {"calls": dict(calls)}, folder / f"{directory.name}.{rank}")
     dist.destroy_process_group()
 

@@ -1,4 +1,5 @@
-"""`perilune bench`: a server under traffic, prompts in the prefix cache, long contexts on a GPU."""
+"""`perilune bench`: a server under traffic, prompts in the prefix cache, long contexts on a GPU,
+layers on several."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import uvloop
 from perilune.cli.bench_contexts_options import add_contexts_options
 from perilune.cli.bench_options import add_serve_options, load_test
 from perilune.cli.bench_prefix_options import add_prefix_cache_options
+from perilune.cli.bench_ranks_options import add_ranks_options
 from perilune.core.env import api_key
 from perilune.gateway.load.measure import measure
 from perilune.gateway.load.open_files import allow_many
@@ -20,6 +22,7 @@ from perilune.gateway.profiles import write_json
 MODULES = {
     "prefix-cache": "perilune.cli.bench_prefix_cache",
     "contexts": "perilune.cli.bench_contexts",
+    "ranks": "perilune.cli.bench_ranks",
 }
 """Of actions that need what the engine needs."""
 
@@ -39,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "contexts", help="time four layers at long contexts, beside all-MLA and grouped queries"
     )
     add_contexts_options(contexts)
+    ranks = actions.add_parser(
+        "ranks", help="time layers shared by the GPUs of a host, beside the same layers on one"
+    )
+    add_ranks_options(ranks)
 
 
 def run(args: argparse.Namespace) -> int:

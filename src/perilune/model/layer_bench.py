@@ -65,9 +65,9 @@ class LayerStep:
         self.layer = random_layer(config, index, device, dtype, self._generator, packed=True)
         self.layer.eval().requires_grad_(False)
         freeze(self.layer)
-        self._caches = self._pooled(config, index, num_sequences, context, device, dtype)
+        self.caches = self._pooled(config, index, num_sequences, context, device, dtype)
         blocks = 1 + index // (config.attn_res_block_size or 1)
-        self._sums = [self._drawn(num_sequences, config, device, dtype) for _ in range(blocks + 2)]
+        self.sums = [self._drawn(num_sequences, config, device, dtype) for _ in range(blocks + 2)]
 
     def _drawn(
         self, n: int, config: ModelConfig, device: torch.device, dtype: torch.dtype
@@ -107,10 +107,10 @@ class LayerStep:
     @torch.inference_mode()
     def __call__(self) -> AttnResStream:
         """A step of all sequences: both reads, with the update of the layer before."""
-        *blocks, partial, update = self._sums
+        *blocks, partial, update = self.sums
         stream = AttnResStream(partial)
         stream.blocks, stream.update = list(blocks), update
-        self.layer(stream, None, self._caches)
+        self.layer(stream, None, self.caches)
         return stream
 
 

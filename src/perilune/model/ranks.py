@@ -10,7 +10,10 @@ that every router chooses alike and every latent page is a copy.
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -59,6 +62,22 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def meet(rank: int, size: int, file: Path, device: torch.device) -> Ranks:
+    """Joins the others, who meet at `file`, on a disk of this host: by NCCL on GPUs, else by gloo.
+    Waits until all are there; `torch.distributed.destroy_process_group` ends it."""
+    # Gloo asks for the host's name otherwise, and may find no address.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=dist.FileStore(str(file), size),
+        rank=rank,
+        world_size=size,
+        device_id=device if on_gpu else None,
+    )
+    return Ranks(rank, size)
 
 
 def share_of(config: ModelConfig, ranks: Ranks) -> ModelConfig:

@@ -48,7 +48,8 @@ class GraphContender(Contender):
             super().round()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # Of this thread alone: NCCL has one that asks the device about events all the time.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._out = super().round()
 
     def round(self) -> Any:

@@ -39,9 +39,8 @@ def routed(tokens: int, experts: int, active: int, width: int, inner: int) -> Ma
 
 def work(inputs: Inputs, backward: bool) -> Work:
     x_TL, w13_E2IL, w2_ELI = inputs["x_TL"], inputs["w13_E2IL"], inputs["w2_ELI"]
-    touched = len(inputs["expert_TR"].unique())
-    one_expert = num_bytes(w13_E2IL[0], w2_ELI[0])
-    rows, (width, inner) = inputs["expert_TR"].numel(), w2_ELI.shape[1:]
+    touched, rows = touched_and_rows(inputs)
+    one_expert, (width, inner) = num_bytes(w13_E2IL[0], w2_ELI[0]), w2_ELI.shape[1:]
     # Backward: the weights once more, their gradients, and two products for each of the first.
     times = 3 if backward else 1
     size = touched * one_expert + 2 * num_bytes(x_TL)
@@ -85,6 +84,12 @@ def weights(experts: int, width: int, inner: int) -> Make:
     return make
 
 
+def touched_and_rows(inputs: Inputs) -> tuple[int, int]:
+    """Experts that are here and read, and the pairs with them."""
+    here = inputs["expert_TR"][inputs["expert_TR"] >= 0]
+    return len(here.unique()), len(here)
+
+
 def packed(tokens: int, experts: int, active: int, width: int, inner: int, **rest: Any) -> Case:
     return Case(
         make=batches(tokens, experts, active, width), shared=weights(experts, width, inner), **rest
@@ -93,9 +98,8 @@ def packed(tokens: int, experts: int, active: int, width: int, inner: int, **res
 
 def packed_work(inputs: Inputs, backward: bool) -> Work:
     x_TL, w13_EMKW, w2_EMKW = inputs["x_TL"], inputs["w13_EMKW"], inputs["w2_EMKW"]
-    touched = len(inputs["expert_TR"].unique())
-    one_expert = num_bytes(w13_EMKW[0], w2_EMKW[0])
-    rows, inner = inputs["expert_TR"].numel(), w13_EMKW.shape[1] * ROWS // 2
+    touched, rows = touched_and_rows(inputs)
+    one_expert, inner = num_bytes(w13_EMKW[0], w2_EMKW[0]), w13_EMKW.shape[1] * ROWS // 2
     return Work(touched * one_expert + 2 * num_bytes(x_TL), 6 * rows * x_TL.shape[1] * inner)
 
 

@@ -12,10 +12,10 @@ from perilune.engine.host import Opened
 from perilune.engine.opening import open_core as open_sound_core
 from perilune.model.model import Transformer
 
-_run = Transformer.forward
+_run = Transformer.step
 
 
-def _forward(self, token_ids_T, *args, **kwargs):
+def _step(self, token_ids_T, *args, **kwargs):
     if (token_ids_T == ord("Y")).any():
         raise ValueError("a step broke")
     if (token_ids_T == ord("Z")).any():
@@ -26,5 +26,5 @@ def _forward(self, token_ids_T, *args, **kwargs):
 
 
 def open_core(*, model_dir: str, token_table: TokenTable | None = None, **options) -> Opened:
-    Transformer.forward = _forward
+    Transformer.step = _step
     return open_sound_core(model_dir, token_table=token_table, **options)

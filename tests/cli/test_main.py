@@ -58,6 +58,7 @@ def test_the_version(capsys):
         (["nonsense"], "'nonsense'"),
         (["serve", "--port", "x"], "--port"),
         (["serve", "--max-running", "0"], "0 is less than 1"),
+        (["serve", "--tensor-parallel", "0"], "0 is less than 1"),
         (["generate"], "PROMPT"),
         (["generate", "x", "--temperature", "9"], "9 is outside 0..2"),
         (["generate", "x", "--top-p", "0"], "0 is outside 0..1"),

@@ -27,10 +27,10 @@ SERVE = [sys.executable, "-m", "perilune.cli.main", "serve"]
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def start(checkpoint) -> tuple[subprocess.Popen, str, str]:
+def start(checkpoint, *options: str, on: str = "cpu") -> tuple[subprocess.Popen, str, str]:
     """(process, url, curl line), when the server has said that it is ready."""
     process = subprocess.Popen(
-        [*SERVE, str(checkpoint), "--port", "0", "--threads", "1", "--device", "cpu"],
+        [*SERVE, str(checkpoint), "--port", "0", "--threads", "1", "--device", "cpu", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -42,7 +42,7 @@ def start(checkpoint) -> tuple[subprocess.Popen, str, str]:
         pytest.fail(process.communicate()[1])
     found = re.search(r"http://127\.0\.0\.1:\d+", ready)
     assert found, ready
-    assert kernels.startswith("perilune: on cpu: ")
+    assert kernels.startswith(f"perilune: on {on}: ")
     return process, found[0], curl
 
 
@@ -73,7 +73,7 @@ def test_the_curl_line_works_as_printed(served):
 
 @pytest.mark.parametrize("name", resolved())
 def test_the_line_about_kernels_says_what_runs(name, caplog):
-    line = _kernels({"device": "cpu"} | kernels_for("cpu"))
+    line = _kernels({"device": "cpu", "tensor_parallel": 1} | kernels_for("cpu"))
     own, _, reference = line.partition("the reference for ")
     with caplog.at_level(logging.INFO, logger="perilune.kernels"), pytest.raises(TypeError):
         resolve(name)(torch.zeros(1))  # the choice comes before the missing arguments
@@ -101,6 +101,23 @@ def test_streams_side_by_side_equal_the_same_streams_alone(served):
             together = list(pool.map(text, range(1, 9)))
     assert together == alone
     assert len(set(alone)) > 1
+
+
+def test_two_ranks_answer_as_one_process(served, checkpoint):
+    def text(url: str) -> str:
+        with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            answer = client.completions.create(
+                model="tiny", prompt="ab" * 50, temperature=0, max_tokens=24
+            )
+        return answer.choices[0].text
+
+    process, url, _ = start(checkpoint, "--tensor-parallel", "2", on="2 x cpu")
+    try:
+        assert text(url) == text(served[0]) != ""
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code, err = end(process)
+    assert (code, "Traceback" in err) == (0, False), err
 
 
 def test_the_engine_shows_in_the_metrics(served):

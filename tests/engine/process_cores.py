@@ -204,3 +204,10 @@ def open_without_extra() -> Opened:
 
 def open_dying() -> Opened:
     os._exit(4)
+
+
+def open_with_a_rank_that_cannot_start(**options) -> Opened:
+    from perilune.engine import leader, opening
+
+    leader.FOLLOWER = "perilune.no_such_module"
+    return opening.open_core(**options)

@@ -85,7 +85,9 @@ def open_model(args: argparse.Namespace) -> OpenModel:
     return OpenModel(LocalModel(engine, chat_format), engine)
 
 
-async def start_model(args: argparse.Namespace, *, max_running: int) -> OpenModel:
+async def start_model(
+    args: argparse.Namespace, *, max_running: int, tensor_parallel: int
+) -> OpenModel:
     """As `open_model`, in a process that is started again when it dies. This one has no torch."""
     directory = _directory(args)
     chat_format = load_chat_format(directory)
@@ -93,6 +95,7 @@ async def start_model(args: argparse.Namespace, *, max_running: int) -> OpenMode
         OPEN_CORE,
         model_dir=str(directory),
         max_running=max_running,
+        tensor_parallel=tensor_parallel,
         **_options(args, chat_format),
     )
     await supervisor.start()

@@ -45,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sequences that are decoded together (%(default)s)",
     )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="GPUs of this host that share the model (%(default)s)",
+    )
     add_run_options(parser)
 
 
@@ -57,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(args: argparse.Namespace, address: Address) -> None:
-    opened = await start_model(args, max_running=args.max_running)
+    opened = await start_model(
+        args, max_running=args.max_running, tensor_parallel=args.tensor_parallel
+    )
     model, engine = opened
     gc.freeze()  # what is loaded stays: going through it holds every stream up
     gateway = _gateway(opened)
@@ -107,8 +116,10 @@ async def _drain(gateway: Gateway, signals: asyncio.Semaphore) -> None:
 def _kernels(details: Mapping[str, Any]) -> str:
     """One line for what the registry logs op by op: which of the model's ops have a backend for
     the device."""
-    device = details["device"]
+    device, size = details["device"], details["tensor_parallel"]
     kind = device.partition(":")[0]
+    if size > 1:
+        device = f"{size} x {kind}"
     parts = [
         f"{what} for {', '.join(names)}"
         for what, names in (

@@ -4,6 +4,7 @@
     ├── EngineClosedError            503: the engine has been closed, or has failed for good
     ├── EngineRestartingError        503: its process has died and is being started again
     ├── WireError                    500: two processes do not understand each other
+    ├── RanksApartError              500: one rank of several has failed in what all have to do
     └── PoolFullError                503: no page or slot is free; the scheduler preempts instead
 
     core.errors.RequestError         400
@@ -61,6 +62,12 @@ class WireError(EngineError):
     """A message that no frame holds, a frame that is none, or two versions of the wire."""
 
     code = "engine_wire"
+
+
+class RanksApartError(EngineError):
+    """One rank has failed in what all have to do together. The engine ends, and is started anew."""
+
+    code = "engine_ranks"
 
 
 def error_event(request_id: str, message: str) -> TokenEvent:

@@ -13,7 +13,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
+ENGINE = "perilune.engine.process"
 _POLL_S = 0.005
 _KILL_S = 10.0
 """How long a killed process may take to go: what it holds may be in a driver's hands."""
@@ -22,16 +24,19 @@ _KILL_S = 10.0
 class EngineProcess:
     """A child, and `sock`, our end of the socket to it, which belongs to the caller."""
 
-    def __init__(self) -> None:
-        """Raises OSError when no process or socket can be had."""
+    def __init__(self, module: str = ENGINE, pass_fds: Sequence[int] = ()) -> None:
+        """Runs `module`, whose argument is the other end's descriptor; it inherits `pass_fds`.
+
+        Raises OSError when no process or socket can be had.
+        """
         self.sock, theirs = socket.socketpair()
         try:
             # In a socket without a name nobody else can get in between. Only the child's end is
             # handed on, so that it sees ours close, and we see its.
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "perilune.engine.process", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
+                    [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno(), *pass_fds],
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # what a library prints is no answer of ours
                     # The child has to import what we have imported, wherever that came from.

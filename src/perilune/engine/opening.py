@@ -15,9 +15,12 @@ from perilune.engine.admission import admit
 from perilune.engine.cache_sizes import cost_of, default_bytes, room_of
 from perilune.engine.client import EngineClient
 from perilune.engine.core import EngineCore
+from perilune.engine.errors import RanksApartError
 from perilune.engine.grammar_compiler import GrammarCompiler
 from perilune.engine.host import Opened
+from perilune.engine.leader import load_shared
 from perilune.engine.pooled_memory import Room
+from perilune.engine.step_model import StepModel
 from perilune.engine.thread import EngineThread
 from perilune.kernels.common import jit_cache
 from perilune.kernels.registry import resolved, spec
@@ -33,6 +36,7 @@ def open_core(
     prefill_budget: int | None = None,
     cache_bytes: int | None = None,
     prefix_cache: bool = True,
+    tensor_parallel: int = 1,
     threads: int | None = None,
     device: str = "cpu",
     dtype: str = "float32",
@@ -47,6 +51,8 @@ def open_core(
     `cache_bytes`: memory for states and latents of running sequences and of cached prefixes, by
     default what `cache_sizes.default_bytes` says.
     `prefix_cache`: whether prompts go on from what earlier ones have left.
+    `tensor_parallel`: GPUs that share the model, or on a CPU processes; each has `cache_bytes`. In
+    an engine's process alone: where the process of one of them ends, this one does.
     `threads`: torch threads, by default what PERILUNE_THREADS says, else torch's choice.
     `device`: `cpu`, `cuda`, or `auto` for whatever is here.
     `token_table`: the vocabulary as bytes, without which no answer can be held to a grammar.
@@ -58,7 +64,16 @@ def open_core(
     place = device_of(device)
     if progress and place.type == "cpu" and jit_cache.is_empty():
         print("perilune: compiling loops for this CPU, once (about 20 s)", file=sys.stderr)
-    loaded = load_model(model_dir, str(place), dtype, progress=progress and sys.stderr.isatty())
+    threads = num_threads() if threads is None else threads
+    progress = progress and sys.stderr.isatty()
+    model: StepModel
+    if tensor_parallel == 1:
+        loaded = load_model(model_dir, str(place), dtype, progress=progress)
+        model = loaded.model
+    else:
+        loaded, model = load_shared(
+            model_dir, place, dtype, size=tensor_parallel, threads=threads, progress=progress
+        )
     cost = cost_of(loaded.model)
     max_context = loaded.config.max_position_embeddings
     if cache_bytes is None:
@@ -71,7 +86,7 @@ def open_core(
         max_context=max_context,
     )
     core = EngineCore(
-        loaded.model,
+        model,
         room=room,
         cost=cost if prefix_cache else None,
         device=loaded.device,
@@ -79,13 +94,13 @@ def open_core(
         max_waiting=max_waiting,
         prefill_budget=prefill_budget or (256 if place.type == "cpu" else 4096),
     )
-    threads = num_threads() if threads is None else threads
     return Opened(
         core=core,
         info=_info(loaded, Path(model_dir), dtype=dtype, max_running=max_running, room=room),
         admit=partial(admit, grammars=_grammars(loaded, token_table)),
         prepare=partial(_use_threads, threads),
-        fatal=(torch.AcceleratorError,),  # the device's context is lost
+        # The device's context is lost, or some ranks have gone on without others.
+        fatal=(torch.AcceleratorError, RanksApartError),
     )
 
 
@@ -127,6 +142,7 @@ def _info(
             "max_running": max_running,
             "cache_tokens": (room.pages - 1) * loaded.model.page_len,
             "cache_slots": room.slots,
+            "tensor_parallel": loaded.model.ranks.size,
             **kernels_for(loaded.device.type),
         },
     )

@@ -11,11 +11,9 @@ import gc
 import importlib
 import logging
 import os
-import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
@@ -24,6 +22,7 @@ from msgspec import convert
 from perilune.core.errors import EngineError
 from perilune.engine.channel import Channel
 from perilune.engine.errors import WireError
+from perilune.engine.hangup import when_gone
 from perilune.engine.host import EngineHost, Opened
 from perilune.engine.wire import VERSION, Failed, Start
 from perilune.engine.wire_errors import CROSSING, pack
@@ -44,7 +43,7 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="perilune: %(levelname)s: %(message)s")
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)  # in a child of ours it would outlive us, and hide our end
-    threading.Thread(target=_end_with, args=(sock.fileno(),), daemon=True).start()
+    when_gone(sock.fileno(), lambda: os._exit(0))
     channel = Channel(sock)
     start = next(iter(channel), None)
     if not isinstance(start, Start):
@@ -57,14 +56,6 @@ def main() -> int:
     if not EngineHost(channel, opened).run():
         os._exit(1)  # a lost device can hold up an orderly end, and the next engine waits for it
     return 0
-
-
-def _end_with(fd: int) -> None:
-    """Waits until the other end of the socket is gone, and ends this process on the spot."""
-    poll = select.poll()
-    poll.register(fd, 0)  # a hang-up is reported unasked
-    poll.poll()
-    os._exit(0)
 
 
 def _open(start: Start, channel: Channel) -> Opened | None:

@@ -102,7 +102,7 @@ decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 decode_request = msgspec.msgpack.Decoder(TokenRequest).decode
 
 
-def frame(message: ToEngine | FromEngine) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     """Raises WireError for a message that no frame holds."""
     buffer = bytearray(_PREFIX_BYTES)
     _encoder.encode_into(message, buffer, _PREFIX_BYTES)

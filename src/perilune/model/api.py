@@ -20,6 +20,7 @@ from perilune.model.device import device_of
 from perilune.model.load import load_checkpoint
 from perilune.model.lone import LoneSequence
 from perilune.model.model import Transformer
+from perilune.model.ranks import ALONE, Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -140,9 +141,15 @@ def _draw(logits_V: Tensor, temperature: float, generator: torch.Generator) -> i
 
 
 def load_model(
-    directory: str | Path, device: str = "cpu", dtype: str = "float32", *, progress: bool = False
+    directory: str | Path,
+    device: str = "cpu",
+    dtype: str = "float32",
+    *,
+    progress: bool = False,
+    ranks: Ranks = ALONE,
 ) -> LanguageModel:
-    """Verifies and loads a checkpoint directory of either family; `progress` shows a bar.
+    """Verifies and loads a checkpoint directory of either family; `progress` shows a bar. With
+    `ranks`, this rank's part: each has to load its own, and then to be called as all others are.
 
     `device`: `cpu`, `cuda`, or `auto` for whatever is here; `dtype`: float32, bfloat16 or float64.
     On a GPU, MXFP4 experts stay packed.
@@ -160,6 +167,7 @@ def load_model(
         dtype=DTYPES[dtype],
         keep_packed=place.type == "cuda" and dtype != "float64",
         progress=progress,
+        ranks=ranks,
     )
     model = LanguageModel(loaded.model, loaded.report.skipped)
     model.warm_up()

@@ -52,6 +52,12 @@ class Ranks:
         summed = joined.split([x.numel() for x in parts])
         return tuple(y.view(x.shape) for x, y in zip(parts, summed, strict=True))
 
+    def handed_out(self, x: Tensor) -> Tensor:
+        """What the first rank has in x, in the place of everybody's."""
+        if self.size > 1:
+            dist.broadcast(x, 0, group=self.group)
+        return x
+
     def joined(self, x_TO: Tensor) -> Tensor:
         """All ranks' outputs side by side."""
         if self.size == 1:

@@ -10,7 +10,7 @@ PIP       := $(BIN)/python -m pip install -q --no-input --disable-pip-version-ch
 # One torch thread a test process: on tiny models two threads on two cores lose to one.
 ONE_THREAD := PERILUNE_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help serve test test-gpu test-kills check fix docs bench clean
+.PHONY: help serve test test-gpu test-gpus test-kills check fix docs bench clean
 
 help:                            ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -25,6 +25,10 @@ test-gpu: $(VENV)/.dev           ## check every op on the GPU (ARGS="kda_chunk" 
 	$(BIN)/perilune kernels check --tier gpu --jobs $(JOBS) $(ARGS)
 	$(if $(ARGS),,$(BIN)/python tests/gpu/decode_faults.py --jobs $(JOBS))
 	$(if $(ARGS),,$(BIN)/python tests/gpu/nano.py --out runs/gpu/nano.json)
+
+test-gpus: $(VENV)/.dev          ## check a model and K3's layers shared by two GPUs (ARGS="--ranks 4")
+	$(BIN)/python tests/gpu/ranks.py $(ARGS)
+	$(BIN)/perilune bench ranks --unchecked --rounds 10 $(ARGS)
 
 test-kills: $(VENV)/.dev         ## kill the engine's process mid-stream a hundred times
 	KILLS=100 $(ONE_THREAD) $(BIN)/python -m pytest tests/engine/test_process_kills.py $(ARGS)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from perilune.model.model import Transformer
-from perilune.model.pools import Pools
 from perilune.model.step import PAGE, Cut, Decoding, Prefilling, Step
 
 Add = Callable[..., None]
@@ -25,15 +24,8 @@ class Together:
 
     def __init__(self, model: Transformer, lengths: Sequence[int], room: int) -> None:
         each = [-(-(length + room) // PAGE) for length in lengths]
-        weight = model.head_weight
         self.model, self.lengths = model, [0] * len(lengths)
-        self.pools = Pools.of(
-            model.config,
-            slots=2 * len(lengths) + 2,
-            pages=sum(each) + 2,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
+        self.pools = model.new_pools(slots=2 * len(lengths) + 2, pages=sum(each) + 2)
         for x in (self.pools.state_LSHKV, self.pools.window_LSWC, self.pools.rows_LPBC):
             x.fill_(torch.nan)
         order = torch.randperm(sum(each), generator=torch.Generator().manual_seed(1)) + 1
@@ -181,6 +173,7 @@ def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Of this thread alone: NCCL has one that asks the device about events all the time.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         out = run()
     return graph, out

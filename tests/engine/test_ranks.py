@@ -26,7 +26,7 @@ from perilune.engine.generate import generate
 from perilune.engine.leader import SharedModel, SharedPools
 from perilune.engine.opening import open_core
 from perilune.engine.pooled_memory import Room
-from perilune.engine.rank_wire import Feed, ToRank, decode_to_rank
+from perilune.engine.rank_wire import Accept, Feed, ToRank, decode_to_rank
 from perilune.engine.restarts import RestartPolicy
 from perilune.engine.supervisor import Supervisor
 from perilune.engine.wire import Frames, frame
@@ -70,25 +70,25 @@ class Line:
     def __init__(self, model: Transformer) -> None:
         self.follower = Follower(model, self, torch.device("cpu"))
         self.told: list[ToRank] = []
-        self._feed: Feed | None = None
-        self._ids_T: Tensor | None = None
+        self._waiting: Feed | Accept | None = None
+        self._handed: Tensor | None = None
 
     def tell(self, message: ToRank) -> None:
         [body] = Frames().feed(frame(message))
         received = decode_to_rank(body)
         self.told.append(received)
-        if isinstance(received, Feed):
-            self._feed = received
+        if isinstance(received, Feed | Accept):
+            self._waiting = received
         else:
             self.follower.take(received)
 
     def handed_out(self, x: Tensor) -> Tensor:
-        feed, self._feed = self._feed, None
-        if feed is None:  # the follower's own call
-            assert self._ids_T is not None
-            return x.copy_(self._ids_T)
-        self._ids_T = x
-        self.follower.take(feed)
+        message, self._waiting = self._waiting, None
+        if message is None:  # the follower's own call
+            assert self._handed is not None
+            return x.copy_(self._handed)
+        self._handed = x
+        self.follower.take(message)
         return x
 
 
@@ -113,15 +113,19 @@ def test_a_follower_has_the_same_pools(model, prompts, request_of, crowded) -> N
             core.add(sequence)
         while core.scheduler.has_work:
             core.step()
-            for name in ("state_LSHKV", "window_LSWC", "rows_LPBC"):
-                own, follower = (getattr(x, name) for x in (pools.own, line.follower._pools))
-                assert torch.equal(own, follower), name
+            same_pools(pools, line)
         want = [g.token_ids for g in generate(model, prompts, max_tokens=9, ignore_eos=True)]
         assert [s.generated_ids for s in sequences] == want, turn
     kinds = {type(message).__name__ for message in line.told}
     assert kinds >= {"NewPools", "CopySlots", "Feed"}
     assert crowded or "CopyPages" in kinds
     assert (core.scheduler.num_preempted > 0) == crowded
+
+
+def same_pools(pools: SharedPools, line: Line) -> None:
+    for name in ("state_LSHKV", "window_LSWC", "rows_LPBC"):
+        own, follower = (getattr(x, name) for x in (pools.own, line.follower._pools))
+        assert torch.equal(own, follower), name
 
 
 def info_of(model: LanguageModel) -> EngineInfo:
@@ -143,6 +147,26 @@ def test_a_step_tells_the_pages_that_its_tokens_lie_on(model) -> None:
     with pytest.raises(ValueError, match="a slot is written by two"):
         pools.step(decoding, prefilling)
     assert [type(message).__name__ for message in line.told] == ["NewPools"]
+
+
+@torch.inference_mode()
+def test_a_follower_verifies_and_accepts_drafts(model) -> None:
+    line = Line(model.model)
+    shared = SharedModel(model.model, line, line)
+    pools = shared.new_pools(slots=3, pages=9)
+    ids_T = torch.arange(12)
+    prefill = pools.step([], [Prefilling(0, [1], 0, 7), Prefilling(2, [4], 0, 5)])
+    shared.step(ids_T, pools, prefill)
+    decoding = [Decoding(0, [1], 10), Decoding(2, [4], 8)]
+    drafts = pools.step(decoding, num_each=3, verify=True)
+    before = pools.own.state_LSHKV.clone()
+    verified = shared.verify(ids_T[:6], pools, drafts)
+    assert torch.equal(pools.own.state_LSHKV, before)
+    shared.accept(verified, pools, drafts, torch.tensor([1, 3]))
+    assert not torch.equal(pools.own.state_LSHKV, before)
+    same_pools(pools, line)
+    kinds = [type(message).__name__ for message in line.told]
+    assert kinds == ["NewPools", "Feed", "Feed", "Accept"]
 
 
 def test_what_fails_on_the_first_rank_ends_the_engine(model, request_of) -> None:

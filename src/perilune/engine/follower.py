@@ -18,10 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from perilune.engine.errors import WireError
 from perilune.engine.hangup import when_gone
 from perilune.engine.rank_wire import (
+    Accept,
     CopyPages,
     CopySlots,
     Feed,
@@ -30,10 +32,12 @@ from perilune.engine.rank_wire import (
     ToRank,
     decode_to_rank,
 )
-from perilune.engine.step_model import StepModel, StepPools
 from perilune.engine.wire import VERSION, Frames
 from perilune.model.api import load_model
+from perilune.model.model import Transformer, Verified
+from perilune.model.pools import Pools
 from perilune.model.ranks import Ranks, meet
+from perilune.model.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +94,12 @@ def _joined(join: Join) -> Follower:
 class Follower:
     """Does to its own tensors what the first rank does to its."""
 
-    def __init__(self, model: StepModel, ranks: Ranks, device: torch.device) -> None:
+    def __init__(self, model: Transformer, ranks: Ranks, device: torch.device) -> None:
         self._model = model
         self._ranks = ranks
         self._device = device
-        self._pools: StepPools | None = None
+        self._pools: Pools | None = None
+        self._verified: tuple[Verified, Step] | None = None
 
     @torch.inference_mode()
     def take(self, message: ToRank) -> None:
@@ -110,10 +115,20 @@ class Follower:
                 pools.copy_pages(pairs)
             case Feed():
                 step = pools.step(*message.sequences(), **message.options)
-                ids_T = torch.empty(step.num_tokens, dtype=torch.long, device=self._device)
-                self._model.step(self._ranks.handed_out(ids_T), pools, step)
+                ids_T = self._handed_out(step.num_tokens)
+                if message.options.get("verify"):
+                    self._verified = self._model.verify(ids_T, pools, step), step
+                else:
+                    self._model.step(ids_T, pools, step)
+            case Accept(num_sequences):
+                assert self._verified is not None, message
+                verified, step = self._verified
+                self._model.accept(verified, pools, step, self._handed_out(num_sequences))
             case Join():
                 raise WireError("a rank joins once")
+
+    def _handed_out(self, count: int) -> Tensor:
+        return self._ranks.handed_out(torch.empty(count, dtype=torch.long, device=self._device))
 
 
 if __name__ == "__main__":

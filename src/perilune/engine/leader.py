@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from msgspec.structs import replace
@@ -25,13 +25,22 @@ from perilune.core.errors import UnsupportedError
 from perilune.engine.errors import RanksApartError
 from perilune.engine.hangup import when_gone
 from perilune.engine.launch import EngineProcess
-from perilune.engine.rank_wire import CopyPages, CopySlots, Feed, Join, NewPools, ToRank
-from perilune.engine.step_model import StepModel, StepPools
+from perilune.engine.rank_wire import (
+    Accept,
+    CopyPages,
+    CopySlots,
+    Feed,
+    Join,
+    NewPools,
+    ToRank,
+)
 from perilune.engine.wire import VERSION, frame
 from perilune.model.api import LanguageModel, load_model
+from perilune.model.model import Transformer, Verified
 from perilune.model.parse_config import load_config
+from perilune.model.pools import Pools
 from perilune.model.ranks import Ranks, meet, share_of
-from perilune.model.step import Decoding, Prefilling
+from perilune.model.step import Decoding, Prefilling, Step
 
 logger = logging.getLogger(__name__)
 
@@ -106,14 +115,14 @@ def load_shared(
 
 
 class Planned(NamedTuple):
-    step: Any
+    step: Step
     feed: Feed
 
 
 class SharedPools:
     """A `StepPools` of the first rank."""
 
-    def __init__(self, pools: StepPools, others: Others) -> None:
+    def __init__(self, pools: Pools, others: Others) -> None:
         self.own = pools
         self._others = others
 
@@ -127,7 +136,10 @@ class SharedPools:
         return self.own.page_nbytes
 
     def step(
-        self, decoding: Sequence[Decoding], prefilling: Sequence[Prefilling] = (), **options: int
+        self,
+        decoding: Sequence[Decoding],
+        prefilling: Sequence[Prefilling] = (),
+        **options: int | bool,
     ) -> Planned:
         step = self.own.step(decoding, prefilling, **options)
         return Planned(step, Feed.of(decoding, prefilling, options))
@@ -146,7 +158,7 @@ class SharedPools:
 class SharedModel:
     """A `StepModel` of the first rank."""
 
-    def __init__(self, model: StepModel, others: Others, ranks: Ranks) -> None:
+    def __init__(self, model: Transformer, others: Others, ranks: Ranks) -> None:
         self.page_len = model.page_len
         self._model = model
         self._others = others
@@ -167,6 +179,20 @@ class SharedModel:
             self._others.tell(step.feed)
             self._ranks.handed_out(token_ids_T)
             return self._model.step(token_ids_T, pools.own, step.step)
+
+    def verify(self, token_ids_T: Tensor, pools: SharedPools, step: Planned) -> Verified:
+        """As `step`."""
+        with _all_or_none():
+            self._others.tell(step.feed)
+            self._ranks.handed_out(token_ids_T)
+            return self._model.verify(token_ids_T, pools.own, step.step)
+
+    def accept(self, verified: Verified, pools: SharedPools, step: Planned, keep_N: Tensor) -> None:
+        """Raises as `step` does."""
+        with _all_or_none():
+            self._others.tell(Accept(len(keep_N)))
+            self._ranks.handed_out(keep_N)
+            self._model.accept(verified, pools.own, step.step, keep_N)
 
 
 @contextmanager

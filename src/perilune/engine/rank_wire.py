@@ -5,7 +5,7 @@ No token ids: they go from device to device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -60,12 +60,18 @@ class Feed(msgspec.Struct, tag=True, frozen=True):
 
     decoding: list[_Decoding]
     prefilling: list[_Prefilling]
-    options: Mapping[str, int]
-    """Of `Pools.step`."""
+    num_each: int
+    """Tokens of each that decodes."""
+    verify: bool
+    """They are drafts."""
 
     @staticmethod
     def of(
-        decoding: Iterable[Decoding], prefilling: Iterable[Prefilling], options: Mapping[str, int]
+        decoding: Iterable[Decoding],
+        prefilling: Iterable[Prefilling],
+        *,
+        num_each: int,
+        verify: bool,
     ) -> Feed:
         return Feed(
             [_Decoding(s.slot, _packed(s.pages, s.num_tokens), s.num_tokens) for s in decoding],
@@ -80,7 +86,8 @@ class Feed(msgspec.Struct, tag=True, frozen=True):
                 )
                 for s in prefilling
             ],
-            options,
+            num_each,
+            verify,
         )
 
     def sequences(self) -> tuple[list[Decoding], list[Prefilling]]:
@@ -100,7 +107,13 @@ class Feed(msgspec.Struct, tag=True, frozen=True):
         return decoding, prefilling
 
 
-ToRank = Join | NewPools | CopySlots | CopyPages | Feed
+class Accept(msgspec.Struct, tag=True, frozen=True):
+    """Of the drafts verified last. How many count follows from the first rank's device."""
+
+    num_sequences: int
+
+
+ToRank = Join | NewPools | CopySlots | CopyPages | Feed | Accept
 
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 

@@ -139,7 +139,7 @@ def test_a_step_tells_the_pages_that_its_tokens_lie_on(model) -> None:
     pools = SharedModel(model.model, line, line).new_pools(slots=2, pages=9)
     decoding = [Decoding(0, [3, 1, 7, 8], PAGE + 1)]
     prefilling = [Prefilling(1, [5, 2, 6], 0, PAGE + 2, (Cut(4, 1),), 2)]
-    feed = Feed.of(decoding, prefilling, {"num_each": 1})
+    feed = Feed.of(decoding, prefilling, num_each=1, verify=False)
     got_decoding, got_prefilling = feed.sequences()
     assert [(s.slot, list(s.pages), s.num_tokens) for s in got_decoding] == [(0, [3, 1], PAGE + 1)]
     [got] = got_prefilling

@@ -114,9 +114,11 @@ class Follower:
             case CopyPages(pairs):
                 pools.copy_pages(pairs)
             case Feed():
-                step = pools.step(*message.sequences(), **message.options)
+                step = pools.step(
+                    *message.sequences(), num_each=message.num_each, verify=message.verify
+                )
                 ids_T = self._handed_out(step.num_tokens)
-                if message.options.get("verify"):
+                if message.verify:
                     self._verified = self._model.verify(ids_T, pools, step), step
                 else:
                     self._model.step(ids_T, pools, step)

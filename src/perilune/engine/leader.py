@@ -139,10 +139,12 @@ class SharedPools:
         self,
         decoding: Sequence[Decoding],
         prefilling: Sequence[Prefilling] = (),
-        **options: int | bool,
+        *,
+        num_each: int = 1,
+        verify: bool = False,
     ) -> Planned:
-        step = self.own.step(decoding, prefilling, **options)
-        return Planned(step, Feed.of(decoding, prefilling, options))
+        step = self.own.step(decoding, prefilling, num_each=num_each, verify=verify)
+        return Planned(step, Feed.of(decoding, prefilling, num_each=num_each, verify=verify))
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
         with _all_or_none():

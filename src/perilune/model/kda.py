@@ -6,15 +6,14 @@ value width, C channels of the three convolutions, W conv width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from perilune.kernels.common.packing import Packing
+from perilune.kernels.common.packing import Cuts, Packing
+from perilune.kernels.kda.reference import KDAOut
 from perilune.kernels.registry import resolve
-from perilune.model.cache import KDACache
 from perilune.model.config import ModelConfig
 from perilune.model.linear import Fused, Linear
 from perilune.model.norm import RMSNorm
@@ -91,23 +90,18 @@ class KDA(nn.Module):
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         return torch.cat([conv.weight[:, 0] for conv in convs])
 
-    def forward(
-        self, x_TD: Tensor, packing: Packing | None, caches: Sequence[KDACache] | Pooled | None
-    ) -> Tensor:
+    def forward(self, x_TD: Tensor, packing: Packing | None, at: Pooled | None) -> Tensor:
         inner = self.num_heads * self.head_dim
         sizes = [3 * inner, *self.inputs.sizes[3:]]
         qkv_TC, gate_in, f_TK, b_TH = self.inputs(x_TD).split(sizes, dim=-1)
         z_TC = self.f_b_proj(f_TK)
         gate_TC = gate_in if hasattr(self, "g_proj") else self.g_b_proj(gate_in)
-        if isinstance(caches, Pooled):
-            o_THV = self._pooled(KDAInputs(qkv_TC, z_TC, b_TH, gate_TC), caches)
-        elif caches is not None and packing is not None and packing.is_one_each:
-            o_THV = self._step_of(caches, qkv_TC, z_TC, b_TH, gate_TC)
+        x = KDAInputs(qkv_TC, z_TC, b_TH, gate_TC)
+        if at is not None:
+            o_THV = self._pooled(x, at)
         else:
             assert packing is not None
-            o_THV = self._prefill(qkv_TC, z_TC, b_TH, packing, caches)
-            gate_THV = gate_TC.view(o_THV.shape)
-            o_THV = gated_rms_norm(o_THV, gate_THV, self.o_norm.weight, self.o_norm.eps)
+            o_THV = self._alone(x, packing)
         return self.ranks.sum(self.o_proj(o_THV.reshape(-1, inner).to(x_TD.dtype)))
 
     def _pooled(self, x: KDAInputs, at: Pooled) -> Tensor:
@@ -127,106 +121,60 @@ class KDA(nn.Module):
 
     def decode(self, x: KDAInputs, pool: StatePool, decoding: DecodeRange) -> Tensor:
         """Outputs [T, H, V] of the sequences that decode; their states move on in the pool."""
-        return self._step(*x, pool, decoding.slot_N, decoding.keep_N)
-
-    def _chunks(self, x: KDAInputs, pool: StatePool, chunks: PrefillRange) -> Tensor:
-        state_MHKV, window_MWC = pool.before(chunks)
-        conv = causal_conv(x.qkv_TC, self._conv_weight(), chunks.packing, window_MWC)
-        out = kda_chunk(
-            *self._heads(conv.y_TC, x.z_TC),
-            x.b_TH,
-            self.A_log,
-            self.dt_bias.view(self.num_heads, -1),
-            chunks.packing,
-            self.lower_bound,
-            state_MHKV,
-            chunks.cuts,
-        )
-        pool.write(chunks.slot_M, out.state_NHKV, conv.window_NWC)
-        if out.cut_EHKV is not None:
-            window_EWC = pool.windows_at_cuts(x.qkv_TC, window_MWC, chunks)
-            pool.write(chunks.cut_slot_E, out.cut_EHKV, window_EWC)
-        gate_PHV = x.gate_TC.view(out.o_THV.shape)
-        return gated_rms_norm(out.o_THV, gate_PHV, self.o_norm.weight, self.o_norm.eps)
-
-    def _heads(self, qkv_TC: Tensor, z_TC: Tensor) -> tuple[Tensor, ...]:
-        shape = (-1, self.num_heads, self.head_dim)
-        return tuple(x.reshape(shape) for x in (*qkv_TC.chunk(3, dim=-1), z_TC))
-
-    def _prefill(
-        self,
-        qkv_TC: Tensor,
-        z_TC: Tensor,
-        b_TH: Tensor,
-        packing: Packing,
-        caches: Sequence[KDACache] | None,
-    ) -> Tensor:
-        window = state = None
-        if caches is not None:
-            window = torch.stack([cache.window_WC for cache in caches])
-            state = torch.stack([cache.state_HKV for cache in caches])
-        conv = causal_conv(qkv_TC, self._conv_weight(), packing, window)
-        out = kda_chunk(
-            *self._heads(conv.y_TC, z_TC),
-            b_TH,
-            self.A_log,
-            self.dt_bias.view(self.num_heads, -1),
-            packing,
-            self.lower_bound,
-            state,
-        )
-        if caches is not None:
-            _keep(caches, conv.window_NWC, out.state_NHKV)
-        return out.o_THV
-
-    def _step_of(
-        self, caches: Sequence[KDACache], qkv_NC: Tensor, z_NC: Tensor, b_NH: Tensor, g_NC: Tensor
-    ) -> Tensor:
-        """Of sequences that keep their states apart: a pool is made of them, but for one alone."""
-        alone = len(caches) == 1
-        if alone:
-            pool = StatePool(caches[0].state_HKV[None], caches[0].window_WC[None])
-        else:
-            pool = StatePool(
-                torch.stack([cache.state_HKV for cache in caches]),
-                torch.stack([cache.window_WC for cache in caches]),
-            )
-        slot_N = torch.arange(len(caches), device=qkv_NC.device)
-        o_NHV = self._step(qkv_NC, z_NC, b_NH, g_NC, pool, slot_N)
-        if not alone:
-            _keep(caches, pool.window_SWC, pool.state_SHKV)
-        return o_NHV
-
-    def _step(
-        self,
-        qkv_NC: Tensor,
-        z_NC: Tensor,
-        b_NH: Tensor,
-        gate_NC: Tensor,
-        pool: StatePool,
-        slot_N: Tensor,
-        keep_N: Tensor | None = None,
-    ) -> Tensor:
         heads = (-1, self.num_heads, self.head_dim)
         return kda_step(
-            qkv_NC,
-            z_NC.view(heads),
-            b_NH,
-            gate_NC.view(heads),
+            x.qkv_TC,
+            x.z_TC.view(heads),
+            x.b_TH,
+            x.gate_TC.view(heads),
             self._conv_weight(),
             self.A_log,
             self.dt_bias.view(self.num_heads, -1),
             self.o_norm.weight,
             pool.window_SWC,
             pool.state_SHKV,
-            slot_N,
+            decoding.slot_N,
             self.lower_bound,
             self.o_norm.eps,
-            keep_N,
+            decoding.keep_N,
         )
 
+    def _alone(self, x: KDAInputs, packing: Packing) -> Tensor:
+        """Without a memory of what was before, nor of what is left behind."""
+        conv = causal_conv(x.qkv_TC, self._conv_weight(), packing, None)
+        return self._gated(self._chunk(conv.y_TC, x, packing).o_THV, x)
 
-def _keep(caches: Sequence[KDACache], window_NWC: Tensor, state_NHKV: Tensor) -> None:
-    """Writes what the caches are from now on: few launches on a GPU, however many sequences."""
-    kept = [*(cache.window_WC for cache in caches), *(cache.state_HKV for cache in caches)]
-    torch._foreach_copy_(kept, [*window_NWC, *state_NHKV])
+    def _chunks(self, x: KDAInputs, pool: StatePool, chunks: PrefillRange) -> Tensor:
+        state_MHKV, window_MWC = pool.before(chunks)
+        conv = causal_conv(x.qkv_TC, self._conv_weight(), chunks.packing, window_MWC)
+        out = self._chunk(conv.y_TC, x, chunks.packing, state_MHKV, chunks.cuts)
+        assert out.state_NHKV is not None
+        pool.write(chunks.slot_M, out.state_NHKV, conv.window_NWC)
+        if out.cut_EHKV is not None:
+            window_EWC = pool.windows_at_cuts(x.qkv_TC, window_MWC, chunks)
+            pool.write(chunks.cut_slot_E, out.cut_EHKV, window_EWC)
+        return self._gated(out.o_THV, x)
+
+    def _chunk(
+        self,
+        y_TC: Tensor,
+        x: KDAInputs,
+        packing: Packing,
+        state_NHKV: Tensor | None = None,
+        cuts: Cuts | None = None,
+    ) -> KDAOut:
+        heads = (-1, self.num_heads, self.head_dim)
+        return kda_chunk(
+            *(part.reshape(heads) for part in (*y_TC.chunk(3, dim=-1), x.z_TC)),
+            x.b_TH,
+            self.A_log,
+            self.dt_bias.view(self.num_heads, -1),
+            packing,
+            self.lower_bound,
+            state_NHKV,
+            cuts,
+        )
+
+    def _gated(self, o_THV: Tensor, x: KDAInputs) -> Tensor:
+        gate_THV = x.gate_TC.view(o_THV.shape)
+        return gated_rms_norm(o_THV, gate_THV, self.o_norm.weight, self.o_norm.eps)

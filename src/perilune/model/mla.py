@@ -6,15 +6,12 @@ Legend: T packed tokens, S cached tokens, D model width, H heads, K query width 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from perilune.kernels.common.packing import Packing
 from perilune.kernels.mla.absorb import queries
 from perilune.kernels.registry import resolve
-from perilune.model.cache import MLACache
 from perilune.model.config import ModelConfig
 from perilune.model.linear import Fused, Linear, linear
 from perilune.model.norm import LATENT_EPS, RMSNorm
@@ -62,23 +59,18 @@ class MLA(nn.Module):
     def freeze(self) -> None:
         self.inputs.freeze()
 
-    def forward(
-        self, x_TD: Tensor, packing: Packing | None, caches: Sequence[MLACache] | Pooled | None
-    ) -> Tensor:
+    def forward(self, x_TD: Tensor, packing: Packing | None, at: Pooled | None) -> Tensor:
         q_in, kv_TC, *gate = self.inputs.split(x_TD)
         if self.mla.q_lora_rank is not None:
             q_in = self.q_b_proj(self.q_a_layernorm(q_in))
         q_THK = q_in.reshape(-1, self.mla.num_heads, self.mla.qk_head_dim)
         c_TC, shared_TR = kv_TC.split([self.mla.kv_lora_rank, self.mla.qk_rope_head_dim], dim=-1)
         latent_TC = torch.cat([self.kv_a_layernorm(c_TC), shared_TR], dim=-1)
-        if isinstance(caches, Pooled):
-            o_THV = self._pooled(q_THK, latent_TC, caches)
-        elif caches is None:
-            assert packing is not None
-            o_THV = mla_prefill(q_THK, *self._expand(latent_TC), packing, self.scale)
+        if at is not None:
+            o_THV = self._pooled(q_THK, latent_TC, at)
         else:
             assert packing is not None
-            o_THV = self._cached(q_THK, latent_TC, packing, caches)
+            o_THV = mla_prefill(q_THK, *self._expand(latent_TC), packing, self.scale)
         if self.mla.output_gate:
             o_TC = sigmoid_gate(o_THV, gate[0])
         else:
@@ -144,21 +136,6 @@ class MLA(nn.Module):
             [mla.qk_nope_head_dim, mla.v_head_dim], dim=-1
         )
         return k_SHN, shared_SR, v_SHV
-
-    def _cached(
-        self, q_THK: Tensor, latent_TC: Tensor, packing: Packing, caches: Sequence[MLACache]
-    ) -> Tensor:
-        outputs = []
-        for q, rows, cache in zip(
-            q_THK.split(packing.lengths), latent_TC.split(packing.lengths), caches, strict=True
-        ):
-            latent_SC = cache.append(rows)
-            if q.shape[0] == 1:
-                outputs.append(self._absorbed(q[None], *cache.as_pages()))
-            else:
-                sizes = Packing.of([len(q)]), self.scale, Packing.of([len(latent_SC)])
-                outputs.append(mla_prefill(q, *self._expand(latent_SC), *sizes))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _absorbed(
         self, q_NQHK: Tensor, rows_PSC: Tensor, table_NW: Tensor, length_N: Tensor

@@ -7,7 +7,6 @@ that routed experts are stacked (`experts.w13`, `experts.w2`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from perilune.kernels.common.packing import Packing
 from perilune.model.attn_res import AttnResStream, PlainStream, Query
-from perilune.model.cache import KDACache, MLACache, SequenceCache, new_cache
 from perilune.model.config import ModelConfig
 from perilune.model.kda import KDA, KDAInputs
 from perilune.model.linear import Embedding, Linear, linear
@@ -57,18 +55,18 @@ class DecoderLayer(nn.Module):
         self,
         stream: AttnResStream | PlainStream,
         packing: Packing | None,
-        caches: Sequence[KDACache | MLACache] | Pooled | None,
+        at: Pooled | None,
     ) -> None:
         attention_norm, mlp_norm = self.input_layernorm, self.post_attention_layernorm
         if isinstance(stream, PlainStream):
-            stream.add(self.self_attn(attention_norm(stream.hidden), packing, caches))
+            stream.add(self.self_attn(attention_norm(stream.hidden), packing, at))
             stream.add(self._feed_forward(mlp_norm(stream.hidden)))
             return
         query, norm = self.self_attention_res_proj, self.self_attention_res_norm
         x_TD = stream.read(query, norm, attention_norm)
         if self.starts_block:
             stream.commit()
-        stream.add(self.self_attn(x_TD, packing, caches))
+        stream.add(self.self_attn(x_TD, packing, at))
         x_TD = stream.read(self.mlp_res_proj, self.mlp_res_norm, mlp_norm)
         stream.add(self._feed_forward(x_TD))
 
@@ -102,15 +100,15 @@ class Backbone(nn.Module):
         self,
         token_ids_T: Tensor,
         packing: Packing | None,
-        caches: Sequence[SequenceCache] | StepOnPools | None,
+        on_pools: StepOnPools | None = None,
     ) -> Tensor:
-        """Hidden vectors [T, D] before the final norm."""
+        """Hidden vectors [T, D] before the final norm: of a pack without a memory, or of a step."""
         embedding_TD = self.embed_tokens(token_ids_T)
         if self.compute_dtype is not None:
             embedding_TD = embedding_TD.to(self.compute_dtype)
         stream = AttnResStream(embedding_TD) if self.attn_res else PlainStream(embedding_TD)
         for i, layer in enumerate(self.layers):
-            layer(stream, packing, _of_layer(caches, i))
+            layer(stream, packing, None if on_pools is None else on_pools.of(i))
         if isinstance(stream, PlainStream):
             return stream.hidden
         return stream.read(self.output_attn_res_proj, self.output_attn_res_norm)
@@ -129,14 +127,6 @@ def freeze(root: nn.Module) -> None:
     for module in root.modules():
         if isinstance(module, Linear) and module not in fused:
             module.freeze()
-
-
-def _of_layer(
-    caches: Sequence[SequenceCache] | StepOnPools | None, layer: int
-) -> Sequence[KDACache | MLACache] | Pooled | None:
-    if isinstance(caches, StepOnPools):
-        return caches.of(layer)
-    return None if caches is None else [cache.layers[layer] for cache in caches]
 
 
 class Verified(NamedTuple):
@@ -169,10 +159,6 @@ class Transformer(nn.Module):
         tied = self.config.tie_word_embeddings
         return self.model.embed_tokens.weight if tied else self.lm_head.weight
 
-    def new_cache(self) -> SequenceCache:
-        weight = self.head_weight
-        return new_cache(self.share, weight.device, weight.dtype)
-
     def new_pools(self, *, slots: int, pages: int) -> Pools:
         """Zeros, on the device of the weights and in their dtype; states as `Pools.of`."""
         weight = self.head_weight
@@ -186,22 +172,11 @@ class Transformer(nn.Module):
         freeze(self)
         return self
 
-    def forward(
-        self,
-        token_ids_T: Tensor,
-        packing: Packing,
-        caches: Sequence[SequenceCache] | None = None,
-        last_only: bool = False,
-    ) -> Tensor:
-        """Logits [T, V] in fp32; with `last_only` those of each sequence's last token [N, V].
-
-        `caches`, one a sequence, are read and extended in place. None runs without memory.
-        """
+    def forward(self, token_ids_T: Tensor, packing: Packing, last_only: bool = False) -> Tensor:
+        """Logits [T, V] in fp32 of a pack without a memory; with `last_only` those of each
+        sequence's last token [N, V]."""
         assert token_ids_T.shape == (packing.num_tokens,), token_ids_T.shape
-        hidden_TD = self.model(token_ids_T, packing, caches)
-        if caches is not None:
-            for cache, length in zip(caches, packing.lengths, strict=True):
-                cache.length += length
+        hidden_TD = self.model(token_ids_T, packing)
         if last_only and not packing.is_one_each:
             hidden_TD = hidden_TD[packing.last_T]
         return self._logits(hidden_TD)

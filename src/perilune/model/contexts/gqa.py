@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from perilune.kernels.bench.gqa_paths import Attend
 from perilune.kernels.common.packing import Packing
-from perilune.model.cache import KDACache, MLACache
 from perilune.model.linear import Fused, Linear
 from perilune.model.pools import Pooled
 from perilune.model.sizes import GQA_HEAD_DIM, GQA_HEADS
@@ -73,7 +72,7 @@ class GQA(nn.Module):
         self,
         x_TD: Tensor,
         packing: Packing | None,
-        caches: list[KDACache | MLACache] | Pooled | None,
+        at: Pooled | None,
     ) -> Tensor:
         assert self.cache is not None, "a cache has to be given first"
         assert self.attend is not None, "a way to attend has to be chosen first"

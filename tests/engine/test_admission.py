@@ -33,6 +33,9 @@ def test_a_prompt_that_does_not_fit_names_both_numbers(
         ([-1], {}, "prompt holds token id -1"),
         ([1], {"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
         ([1], {"max_tokens": -5}, "max_tokens must be at least 1, not -5"),
+        ([1], {"pin_s": 0.0}, "a pin lasts up to 86400 s, not 0.0"),
+        ([1], {"pin_s": 86_401.0}, "a pin lasts up to 86400 s, not 86401.0"),
+        ([1], {"pin_s": NAN}, "a pin lasts up to 86400 s, not nan"),
     ],
 )
 def test_a_bad_request(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,10 +26,11 @@ class Bench:
     def __init__(self, info: EngineInfo, request_of: RequestOf, *, pages: int = 200) -> None:
         self.model = FakeModel(info.vocab_size, page_len=4)
         self.core = EngineCore(self.model, room=Room(pages, 30), cost=COST)
-        self._admit = lambda prompt, num: admit(request_of(prompt, num, sampling=GREEDY), info)
+        self._info, self._request_of = info, request_of
 
-    def add(self, prompt: list[int], max_tokens: int = 1) -> TokenSequence:
-        sequence = self._admit(prompt, max_tokens)
+    def add(self, prompt: list[int], max_tokens: int = 1, **fields: Any) -> TokenSequence:
+        request = self._request_of(prompt, max_tokens, sampling=GREEDY, **fields)
+        sequence = admit(request, self._info)
         self.core.add(sequence)
         return sequence
 
@@ -113,3 +116,51 @@ def test_nothing_is_kept_of_logits_that_are_not_finite(bench: Bench) -> None:
     bench.run()
     assert again.num_cached == 0
     assert again.generated_ids == bench.model.continuation([*range(40)], 10)
+
+
+def test_a_pinned_prompt_outlives_what_others_need(info: EngineInfo, request_of: RequestOf) -> None:
+    """Twelve pages: each of the others, ten tokens and eight of an answer, takes five."""
+    cached = {}
+    for pin_s in (None, 600.0):
+        bench = Bench(info, request_of, pages=13)
+        first = bench.add([*range(20)], pin_s=pin_s)
+        bench.run()
+        assert first.num_pinned == (19 if pin_s else 0)
+        for seed in range(5):
+            bench.add([seed] * 10, 8)
+            bench.run()
+        again = bench.add([*range(20)])
+        bench.run()
+        cached[pin_s] = again.num_cached
+    assert cached == {None: 0, 600.0: 19}
+
+
+def test_pins_take_no_more_than_half(info: EngineInfo, request_of: RequestOf) -> None:
+    bench = Bench(info, request_of, pages=13)
+    pinned = [bench.add([i] * 20, pin_s=600.0) for i in range(3)]
+    bench.run()
+    assert sum(s.num_pinned for s in pinned) == 19
+
+
+def test_a_sequence_learns_what_it_has_written_and_read(bench: Bench) -> None:
+    first = bench.add([*range(30)], 6)
+    bench.run()
+    # Of the answer, the last token is never fed.
+    assert (first.num_cached, first.num_written) == (0, 35)
+    again = bench.add([*range(30), *first.generated_ids, 40], 3)
+    bench.run()
+    assert (again.num_cached, again.num_written) == (35, 2 + 2)
+
+
+def test_fifty_turns_compute_their_new_tokens(info: EngineInfo, request_of: RequestOf) -> None:
+    """Each turn feeds the end of the last answer, which had not been fed, and its own message."""
+    bench = Bench(replace(info, max_context=10_000), request_of, pages=400)
+    text = [*range(25)]
+    for turn in range(50):
+        bench.add([9] * 3 + [turn, turn + 1], 2)  # somebody else's
+        bench.run()
+        sequence = bench.add(text, 5)
+        new = len(text) if turn == 0 else 1 + 7
+        assert bench.run() == new + 4
+        assert sequence.num_cached == len(text) - new
+        text += [*sequence.generated_ids, *(turn + i for i in range(7))]

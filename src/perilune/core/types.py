@@ -65,6 +65,9 @@ class TokenRequest:
     ignore_eos: bool = False
     grammar: Grammar | None = None
     """Holds every token but the stop tokens, which are allowed where the grammar may end."""
+    pin_s: float | None = None
+    """Keeps what is cached of the prompt where it is for so long after the first token, whatever
+    else is wanted; None: until the memory is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,11 @@ class TokenEvent:
     """Set exactly when `finish_reason == "error"`."""
     cached_tokens: int = 0
     """Of the prompt, those that a prefix cache had. The same in every event of a sequence."""
+    written_tokens: int = 0
+    """Those that the sequence has added to the prefix cache so far: its answer comes at the end."""
+    pinned_tokens: int = 0
+    """Of the prompt, those that are kept for `TokenRequest.pin_s`; 0: pins have taken what they
+    may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +135,11 @@ class Usage:
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int = 0
+    """Of the prompt, read from a prefix cache."""
+    written_tokens: int = 0
+    """Of prompt and answer, added to it."""
+    pinned_tokens: int = 0
+    """Of the prompt, kept there for as long as the request asked for."""
 
 
 # --- chat -----------------------------------------------------------------------------------
@@ -201,6 +214,8 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     """Whether one answer may hold several calls."""
     response_format: ResponseFormat = ResponseFormat()
+    cache_ttl_s: float | None = None
+    """How long the prompt is to stay in the prefix cache, whatever else is wanted there."""
     thinking: bool = True
     thinking_effort: Literal["low", "medium", "high", "max"] | None = None
     max_tokens: int | None = None
@@ -222,6 +237,8 @@ class CompletionRequest:
     echo: bool = False
     ignore_eos: bool = False
     """The answer goes on to `max_tokens`, whatever the model wants: for measurements."""
+    cache_ttl_s: float | None = None
+    """As in `ChatRequest`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

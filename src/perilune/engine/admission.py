@@ -24,6 +24,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 """Least and greatest value, themselves allowed unless infinite. Wider than what HTTP clients may
 send, narrow enough for logits to stay finite."""
 _MAX_BIAS = 1000.0
+MAX_PIN_S = 86_400
 
 
 def admit(
@@ -46,6 +47,8 @@ def admit(
         raise RequestError(
             f"max_tokens must be at least 1, not {request.max_tokens}", param="max_tokens"
         )
+    if request.pin_s is not None and not 0 < request.pin_s <= MAX_PIN_S:
+        raise RequestError(f"a pin lasts up to {MAX_PIN_S} s, not {request.pin_s}", param="pin_s")
     prompt_len = len(request.prompt_ids)
     if prompt_len >= info.max_context:
         raise ContextLengthError(

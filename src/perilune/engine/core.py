@@ -171,4 +171,6 @@ def _event(sequence: TokenSequence, sampled: Sampled) -> TokenEvent:
         logprob=sampled.logprob,
         finish_reason=sequence.finish_reason,
         cached_tokens=sequence.num_cached,
+        written_tokens=sequence.num_written,
+        pinned_tokens=sequence.num_pinned,
     )

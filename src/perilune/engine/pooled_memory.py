@@ -110,8 +110,16 @@ class PooledMemory:
             assert self.cache is not None
             tokens = sequence.ids(held.checkpoints[-1].cut.num_tokens)
             for cut, slot in held.checkpoints:
-                self.cache.publish(tokens, cut.num_tokens, held.pages, slot, cut.reason)
+                new = self.cache.publish(tokens, cut.num_tokens, held.pages, slot, cut.reason)
+                sequence.num_written += new.num_new_tokens
             held.checkpoints = []
+
+    def pin(self, sequence: TokenSequence) -> None:
+        """Keeps what is cached of its prompt for as long as its request asks for."""
+        request = sequence.request
+        if self.cache is not None and request.pin_s is not None:
+            pinned = self.cache.pin(sequence.ids(sequence.prompt_len), request.pin_s)
+            sequence.num_pinned = 0 if pinned is None else pinned.num_tokens
 
     def keep(self, sequence: TokenSequence) -> None:
         """Takes all back, but what it has computed stays cached: the sequence itself or a longer
@@ -122,7 +130,9 @@ class PooledMemory:
             return
         assert not held.checkpoints, "the step that leaves them has not ended"
         sequence.held = None
-        self.cache.publish(sequence.ids(num_tokens), num_tokens, held.pages, held.slot, "answer")
+        tokens = sequence.ids(num_tokens)
+        new = self.cache.publish(tokens, num_tokens, held.pages, held.slot, "answer")
+        sequence.num_written += new.num_new_tokens
         self.pages.release(held.pages)
 
     def grow(self, sequence: TokenSequence, num_tokens: int) -> bool:

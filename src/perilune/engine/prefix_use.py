@@ -19,5 +19,3 @@ class PrefixUse(NamedTuple):
     """Of its hit: not computed."""
     written_tokens: int
     """Rows that it published and that were not cached before (`Published.num_new_tokens`)."""
-    pinned_until_s: float | None = None
-    """By the cache's clock; None: nothing is pinned, or nothing could be."""

@@ -201,6 +201,8 @@ class Scheduler:
             if sampled.token_id is None:
                 sequence.finish_reason = "error"
             else:
+                if not sequence.generated_ids:
+                    self.memory.pin(sequence)
                 sequence.append(sampled.token_id)
             if sequence.finish_reason is not None:
                 self._end(sequence, sequence.finish_reason)

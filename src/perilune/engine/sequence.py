@@ -31,6 +31,10 @@ class TokenSequence:
     """Prompt tokens that the engine's statistics count already."""
     num_cached: int = 0
     """Those of them that the prefix cache had."""
+    num_written: int = 0
+    """Tokens that it has added to the prefix cache."""
+    num_pinned: int = 0
+    """Prompt tokens that stay there for `request.pin_s`."""
     finish_reason: FinishReason | None = None
 
     @property

@@ -48,6 +48,8 @@ class SamplingBody(Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    cache_ttl_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """Not of OpenAI: the prompt stays in the prefix cache for so long."""
 
 
 class CompletionBody(SamplingBody, kw_only=True):

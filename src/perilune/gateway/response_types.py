@@ -15,6 +15,10 @@ class CompletionDetails(Struct):
 
 class PromptDetails(Struct):
     cached_tokens: int = 0
+    written_tokens: int = 0
+    """Not of OpenAI: of prompt and answer, what later requests can begin with from now on."""
+    pinned_tokens: int = 0
+    """Not of OpenAI: of the prompt, what stays for `cache_ttl_s`."""
 
 
 class UsageBody(Struct):
@@ -31,7 +35,9 @@ def usage_body(usage: Usage) -> UsageBody:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         completion_tokens_details=CompletionDetails(usage.reasoning_tokens),
-        prompt_tokens_details=PromptDetails(usage.cached_tokens),
+        prompt_tokens_details=PromptDetails(
+            usage.cached_tokens, usage.written_tokens, usage.pinned_tokens
+        ),
     )
 
 

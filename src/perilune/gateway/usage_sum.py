@@ -22,6 +22,8 @@ class UsageSum:
             completion_tokens=total.completion_tokens + usage.completion_tokens,
             reasoning_tokens=total.reasoning_tokens + usage.reasoning_tokens,
             cached_tokens=total.cached_tokens + usage.cached_tokens * counts_prompt,
+            written_tokens=total.written_tokens + usage.written_tokens,
+            pinned_tokens=total.pinned_tokens + usage.pinned_tokens * counts_prompt,
         )
 
     def body(self) -> UsageBody:

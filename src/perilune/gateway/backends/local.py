@@ -98,17 +98,18 @@ class LocalModel:
             stop_ids=stop_ids,
             ignore_eos=ignore_eos,
             grammar=grammar,
+            pin_s=request.cache_ttl_s,
         )
 
     async def _run(self, tokens: TokenRequest, reader: Reader) -> AsyncIterator[ChatEvent]:
-        num_tokens = cached_tokens = 0
+        num_tokens, last = 0, TokenEvent(request_id=tokens.request_id, token_id=None)
         reason: FinishReason | None = None
         async with closing(self._engine.generate(tokens)) as events:
             async for event in events:
                 reason = event.finish_reason
                 if reason == "error":
                     raise EngineError(event.error or "the engine failed")
-                cached_tokens = event.cached_tokens
+                last = event
                 if event.token_id is not None:
                     num_tokens += 1
                     for delta in self._read(event, event.token_id, reader):
@@ -126,7 +127,9 @@ class LocalModel:
                 prompt_tokens=len(tokens.prompt_ids),
                 completion_tokens=num_tokens,
                 reasoning_tokens=reader.reasoning_tokens,
-                cached_tokens=cached_tokens,
+                cached_tokens=last.cached_tokens,
+                written_tokens=last.written_tokens,
+                pinned_tokens=last.pinned_tokens,
             ),
         )
 

@@ -59,6 +59,8 @@ def test_the_version(capsys):
         (["serve", "--port", "x"], "--port"),
         (["serve", "--max-running", "0"], "0 is less than 1"),
         (["serve", "--tensor-parallel", "0"], "0 is less than 1"),
+        (["serve", "--host-cache", "-1"], "-1 is no number of gigabytes"),
+        (["serve", "--host-cache", "nan"], "nan is no number of gigabytes"),
         (["generate"], "PROMPT"),
         (["generate", "x", "--temperature", "9"], "9 is outside 0..2"),
         (["generate", "x", "--top-p", "0"], "0 is outside 0..1"),

@@ -7,12 +7,14 @@ model alone: one forward pass without memory for each token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
 from perilune.core.types import EngineInfo, SamplingParams, TokenRequest
 from perilune.engine.admission import admit
+from perilune.engine.cache_tiers import Tiers, tiers_of
 from perilune.engine.core import EngineCore
 from perilune.engine.cost_model import CostModel
 from perilune.engine.pooled_memory import Room
@@ -52,6 +54,7 @@ class Bench:
         is_caching: bool = True,
         budget: int = 4096,
         interval: int = 0,
+        tiers: Tiers | None = None,
     ) -> None:
         self.model = model
         self.core = EngineCore(
@@ -59,6 +62,7 @@ class Bench:
             room=room,
             cost=COST if is_caching else None,
             retention=Retention(interval=interval),
+            tiers=tiers,
             max_running=4,
             prefill_budget=budget,
         )
@@ -256,3 +260,33 @@ def test_what_is_preempted_goes_on_as_if_it_had_not_been(
     bench = Bench(model, room=Room(8, 5), interval=interval)
     bench.run(*(ids_of(model, 100, seed) for seed in range(3)), max_tokens=2 * PAGE - 40)
     assert bench.core.stats().preemptions_total > 0
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_what_comes_back_to_the_card_is_what_left_it(
+    model: LanguageModel, is_on_disk: bool, tmp_path: Path
+) -> None:
+    """All of the pools is NaN in between. Host memory alone has room for half of it."""
+    pools = model.model.new_pools(slots=1, pages=1)
+    one = pools.slot_nbytes + 3 * pools.page_nbytes
+    host_bytes = (3 if is_on_disk else 100) * one
+    cpu = torch.device("cpu")
+    bench = Bench(model, tiers=tiers_of(cpu, host_bytes, str(tmp_path) if is_on_disk else None))
+    prompts = [ids_of(model, 150, seed) for seed in range(3)]
+    bench.run(*prompts)
+    cache, off_card = bench.memory.cache, bench.memory.off_card
+    assert cache is not None
+    assert off_card is not None
+    for _ in range(20):
+        cache.evict(1, 1)
+        off_card.poll()
+        while off_card._disk is not None and off_card._disk.is_writing:
+            off_card.poll()
+    assert bench.memory.pages.num_used == bench.memory.slots.num_used == 0
+    only_on_disk = [s for s in cache._tree.owner if off_card._is_only_on_disk(s)]
+    assert bool(only_on_disk) == is_on_disk
+    bench.cached.clear()
+    bench.run(*prompts)
+    bench.core.close()
+    assert not list(tmp_path.glob("run-*"))
+    assert list(bench.cached.values()) == [149] * 3

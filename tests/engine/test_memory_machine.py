@@ -6,7 +6,10 @@ model raises where a slot or a page is not what its sequence computed; freed mem
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,11 +19,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from perilune.core.errors import OverloadedError
 from perilune.core.types import EngineInfo, SamplingParams, TokenRequest
 from perilune.engine.admission import admit
+from perilune.engine.cache_files import CacheFiles
 from perilune.engine.core import EngineCore
 from perilune.engine.cost_model import CostModel
+from perilune.engine.disk_tier import DiskTier
 from perilune.engine.errors import PoolFullError
+from perilune.engine.fake_card_memory import LateExecutor
 from perilune.engine.fake_model import FakeModel
 from perilune.engine.fake_pools import FakePools
+from perilune.engine.fake_pools_memory import FakePoolsMemory
+from perilune.engine.off_card import OffCard
 from perilune.engine.pooled_memory import Room
 from perilune.engine.retention import Retention
 from perilune.engine.sequence import TokenSequence
@@ -45,14 +53,28 @@ class MemoryMachine(RuleBasedStateMachine):
         budget=st.sampled_from([16, 7, 1]),
         interval=st.sampled_from([0, 3, 8]),
         is_caching=st.sampled_from([True, True, True, False]),
+        host_bytes=st.sampled_from([0, 200, 1000]),
+        disk_bytes=st.sampled_from([0, 2500]),
     )
-    def open(self, pages: int, slots: int, budget: int, interval: int, is_caching: bool) -> None:
+    def open(
+        self,
+        pages: int,
+        slots: int,
+        budget: int,
+        interval: int,
+        is_caching: bool,
+        host_bytes: int,
+        disk_bytes: int,
+    ) -> None:
+        self.thread = LateExecutor()
+        self.folder = tempfile.TemporaryDirectory()
         self.model = FakeModel(INFO.vocab_size, PAGE)
         self.core = EngineCore(
             self.model,
             room=Room(pages, slots),
             cost=COST if is_caching else None,
             retention=Retention(interval=interval, min_gap=2),
+            tiers=partial(self.tiers, host_bytes, disk_bytes) if host_bytes else None,
             max_running=4,
             max_waiting=3,
             prefill_budget=budget,
@@ -65,6 +87,24 @@ class MemoryMachine(RuleBasedStateMachine):
         self.open_ones: list[Expected] = []
         self.texts: list[list[int]] = [[]]
         """Prompts and answers so far."""
+
+    def tiers(self, host_bytes: int, disk_bytes: int, pools: FakePools) -> OffCard:
+        disk = None
+        if disk_bytes:
+            disk = DiskTier(CacheFiles(Path(self.folder.name)), disk_bytes, self.thread)
+        return OffCard(FakePoolsMemory(pools), host_bytes=host_bytes, disk=disk, write_above=0.1)
+
+    @rule(num=st.integers(1, 4))
+    def move(self, num: int) -> None:
+        """The thread that reads and writes files gets on."""
+        self.thread.run(num)
+
+    @rule(at=st.integers(0, 200))
+    def damage(self, at: int) -> None:
+        for path in Path(self.folder.name).glob("*/*.cache"):
+            content = bytearray(path.read_bytes())
+            content[at % len(content)] ^= 0x40
+            path.write_bytes(content)
 
     @rule(
         source=st.integers(0, 3),
@@ -125,8 +165,11 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def _step(self) -> None:
         num_calls = len(self.model.calls)
+        memory = self.core.scheduler.memory
+        memory.wait = lambda: self.thread.run(1)
         emitted = self.core.step()
-        assert (len(self.model.calls) > num_calls) == bool(self.open_ones), "nobody gets on"
+        has_run = len(self.model.calls) > num_calls
+        assert has_run == bool(self.open_ones) or memory.restoring, "nobody gets on"
         by_sequence = {e.sequence: e for e in self.open_ones}
         for sequence, event in emitted:
             expected = by_sequence[sequence]
@@ -171,6 +214,12 @@ class MemoryMachine(RuleBasedStateMachine):
         memory = self.core.scheduler.memory
         memory.forget()
         assert memory.pages.num_used == memory.slots.num_used == 0
+        self.thread.run()
+        memory.poll()
+        self.core.scheduler.check()
+        assert not list(Path(self.folder.name).glob("*/*.cache"))
+        self.core.close()
+        self.folder.cleanup()
 
 
 TestMemoryMachine = MemoryMachine.TestCase

@@ -69,6 +69,14 @@ def positive_int(text: str) -> int:
     return value
 
 
+def gigabytes(text: str) -> int:
+    """Bytes. For argparse, as above."""
+    value = float(text)
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is no number of gigabytes")
+    return int(value * 2**30)
+
+
 def open_model(args: argparse.Namespace) -> OpenModel:
     """Loads the checkpoint in `--model`, by default the bundled one, and starts its engine.
 
@@ -85,17 +93,15 @@ def open_model(args: argparse.Namespace) -> OpenModel:
     return OpenModel(LocalModel(engine, chat_format), engine)
 
 
-async def start_model(
-    args: argparse.Namespace, *, max_running: int, tensor_parallel: int
-) -> OpenModel:
-    """As `open_model`, in a process that is started again when it dies. This one has no torch."""
+async def start_model(args: argparse.Namespace, **options: Any) -> OpenModel:
+    """As `open_model`, in a process that is started again when it dies. This one has no torch.
+    `options`: more of what `OPEN_CORE` takes."""
     directory = _directory(args)
     chat_format = load_chat_format(directory)
     supervisor = Supervisor(
         OPEN_CORE,
         model_dir=str(directory),
-        max_running=max_running,
-        tensor_parallel=tensor_parallel,
+        **options,
         **_options(args, chat_format),
     )
     await supervisor.start()

@@ -13,7 +13,13 @@ from typing import Any
 
 import uvloop
 
-from perilune.cli.local_model import OpenModel, add_run_options, positive_int, start_model
+from perilune.cli.local_model import (
+    OpenModel,
+    add_run_options,
+    gigabytes,
+    positive_int,
+    start_model,
+)
 from perilune.gateway.app import Gateway
 from perilune.gateway.router import Route, Router
 from perilune.gateway.server import Address, free_address, listening
@@ -52,6 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="GPUs of this host that share the model (%(default)s)",
     )
+    parser.add_argument(
+        "--host-cache",
+        type=gigabytes,
+        metavar="GB",
+        help="host memory behind the prefix cache (default: a quarter of what is free where a GPU "
+        "runs the model, else none)",
+    )
+    parser.add_argument(
+        "--disk-cache", metavar="DIR", help="keeps there what host memory has no room for"
+    )
     add_run_options(parser)
 
 
@@ -65,7 +81,11 @@ def run(args: argparse.Namespace) -> int:
 
 async def _serve(args: argparse.Namespace, address: Address) -> None:
     opened = await start_model(
-        args, max_running=args.max_running, tensor_parallel=args.tensor_parallel
+        args,
+        max_running=args.max_running,
+        tensor_parallel=args.tensor_parallel,
+        host_cache_bytes=args.host_cache,
+        disk_cache=args.disk_cache,
     )
     model, engine = opened
     gc.freeze()  # what is loaded stays: going through it holds every stream up

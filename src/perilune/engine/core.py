@@ -16,6 +16,7 @@ import torch
 
 from perilune.core.types import EngineStats, TokenEvent
 from perilune.engine.batch import Chunk, Plan
+from perilune.engine.cache_tiers import Tiers
 from perilune.engine.cost_model import CostModel
 from perilune.engine.errors import EngineClosedError, error_event
 from perilune.engine.pooled_memory import PooledMemory, Room
@@ -47,6 +48,7 @@ class EngineCore:
         room: Room | None = None,
         cost: CostModel | None = None,
         retention: Retention = FEW_STATES,
+        tiers: Tiers | None = None,
         device: torch.device | str = "cpu",
         max_running: int = 32,
         max_waiting: int = 256,
@@ -55,12 +57,13 @@ class EngineCore:
         """`room`: by default for 128 pages and two slots a running sequence.
         `cost`: of the model, by which the prefix cache weighs what it keeps; None: it is off.
         `retention`: where in a prompt it keeps states.
+        `tiers`: what it has beside the card.
 
         Raises:
             ConfigError: a number leaves no room to run.
         """
         room = room or Room(1 + 128 * max(max_running, 1), 2 * max(max_running, 1))
-        memory = PooledMemory(model, room, cost, retention)
+        memory = PooledMemory(model, room, cost, retention, tiers)
         self.scheduler = Scheduler(
             memory,
             max_running=max_running,
@@ -100,6 +103,7 @@ class EngineCore:
         """
         plan = self._schedule()
         if not plan.chunks:
+            self.scheduler.memory.wait()
             return []
         logits_BV = self._runner.run(plan)
         sampled = sample(logits_BV, [chunk.sequence.sampling for chunk in plan.sampled])
@@ -117,7 +121,10 @@ class EngineCore:
             self._closed = True
             self._failure = self._failure or failure
             self._changed.notify_all()
-        return self.fail(failure or "the engine is shutting down")
+        emitted = self.fail(failure or "the engine is shutting down")
+        with self._changed:
+            self.scheduler.memory.close()
+        return emitted
 
     def wait_for_work(self) -> bool:
         """Blocks until there is something to step (True) or the engine is closed (False)."""

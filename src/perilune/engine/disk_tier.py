@@ -6,7 +6,7 @@ by the thread that owns the cache.
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -92,6 +92,11 @@ class DiskTier:
         """Reads and writes that have ended since the last call."""
         done = [(stored, move) for stored, move in self._moves.items() if move.future.done()]
         return [self._end(stored, move) for stored, move in done]
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when a read has ended, or none runs."""
+        reads = [move.future for move in self._moves.values() if not move.is_write]
+        wait(reads, timeout_s, FIRST_COMPLETED)
 
     def close(self) -> None:
         """Waits for the moves and removes all files."""

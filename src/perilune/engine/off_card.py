@@ -116,6 +116,11 @@ class OffCard:
                 self._note(moved)
             self._write_ahead(self._disk)
 
+    def wait(self) -> None:
+        """Returns when a read from disk has ended, at the latest after a tenth of a second."""
+        if self._disk is not None:
+            self._disk.wait(0.1)
+
     def check(self, known: Collection[Stored]) -> None:
         """Asserts the bounds, and that what the cache knows of is here or reported lost."""
         kept = sum(stored.num_bytes for stored in self._in_host)

@@ -13,6 +13,7 @@ from perilune.core.env import num_threads
 from perilune.core.types import EngineInfo, TokenTable
 from perilune.engine.admission import admit
 from perilune.engine.cache_sizes import cost_of, default_bytes, room_of
+from perilune.engine.cache_tiers import tiers_of
 from perilune.engine.client import EngineClient
 from perilune.engine.core import EngineCore
 from perilune.engine.errors import RanksApartError
@@ -36,6 +37,8 @@ def open_core(
     prefill_budget: int | None = None,
     cache_bytes: int | None = None,
     prefix_cache: bool = True,
+    host_cache_bytes: int | None = None,
+    disk_cache: str | None = None,
     tensor_parallel: int = 1,
     threads: int | None = None,
     device: str = "cpu",
@@ -51,6 +54,9 @@ def open_core(
     `cache_bytes`: memory for states and latents of running sequences and of cached prefixes, by
     default what `cache_sizes.default_bytes` says.
     `prefix_cache`: whether prompts go on from what earlier ones have left.
+    `host_cache_bytes`: host memory for what the prefix cache has no room for on the card, by
+    default a share of what is free on a GPU's host, none on a CPU.
+    `disk_cache`: a folder for what finds no room there either; its files go with the engine.
     `tensor_parallel`: GPUs that share the model, or on a CPU processes; each has `cache_bytes`. In
     an engine's process alone: where the process of one of them ends, this one does.
     `threads`: torch threads, by default what PERILUNE_THREADS says, else torch's choice.
@@ -66,6 +72,7 @@ def open_core(
         print("perilune: compiling loops for this CPU, once (about 20 s)", file=sys.stderr)
     threads = num_threads() if threads is None else threads
     progress = progress and sys.stderr.isatty()
+    tiers = tiers_of(place, host_cache_bytes, disk_cache, num_ranks=tensor_parallel)
     model: StepModel
     if tensor_parallel == 1:
         loaded = load_model(model_dir, str(place), dtype, progress=progress)
@@ -89,6 +96,7 @@ def open_core(
         model,
         room=room,
         cost=cost if prefix_cache else None,
+        tiers=tiers,
         device=loaded.device,
         max_running=max_running,
         max_waiting=max_waiting,

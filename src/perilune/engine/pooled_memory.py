@@ -8,12 +8,15 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+from enum import Enum, auto
 from typing import NamedTuple
 
+from perilune.engine.cache_tiers import Tiers
 from perilune.engine.cost_model import CostModel
 from perilune.engine.errors import PoolFullError
 from perilune.engine.hit import Hit
 from perilune.engine.holding import Checkpoint, Holding
+from perilune.engine.off_card import OffCard
 from perilune.engine.pages import PagePool
 from perilune.engine.prefix_cache import PrefixCache
 from perilune.engine.retention import Retention, cuts
@@ -31,11 +34,23 @@ class Room(NamedTuple):
     slots: int
 
 
+class Started(Enum):
+    YES = auto()
+    NO_ROOM = auto()
+    COMING = auto()
+    """What is cached of its tokens is on its way back to the card."""
+
+
 class PooledMemory:
     """Gives a sequence a slot and pages, and takes them back."""
 
     def __init__(
-        self, model: StepModel, room: Room, cost: CostModel | None, retention: Retention
+        self,
+        model: StepModel,
+        room: Room,
+        cost: CostModel | None,
+        retention: Retention,
+        tiers: Tiers | None = None,
     ) -> None:
         """`cost` weighs what the prefix cache keeps; None: there is none."""
         self.pages = PagePool(room.pages)
@@ -46,8 +61,19 @@ class PooledMemory:
         """Prompt tokens that did not have to be computed."""
         self._page_len = model.page_len
         self.cache: PrefixCache | None = None
+        self.off_card: OffCard | None = None
+        self.restoring: TokenSequence | None = None
+        """Whose cached tokens are being read from disk: one sequence's at a time, or each could
+        take the host's memory from the other for ever."""
         if cost is not None:
-            self.cache = PrefixCache(self.pages, self.slots, page_len=model.page_len, cost=cost)
+            self.off_card = None if tiers is None else tiers(self.pools)
+            self.cache = PrefixCache(
+                self.pages,
+                self.slots,
+                page_len=model.page_len,
+                cost=cost,
+                off_card=self.off_card,
+            )
 
     @property
     def used_bytes(self) -> int:
@@ -63,16 +89,18 @@ class PooledMemory:
     def num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_len)
 
-    def start(self, sequence: TokenSequence, num_reserved: int) -> bool:
+    def start(self, sequence: TokenSequence, num_reserved: int) -> Started:
         """Gives a slot, if one is free and so are pages for all of its known tokens, apart from
         `num_reserved` pages that others will need. What is cached of its tokens counts as computed.
         """
-        hit = Hit() if self.cache is None else self.cache.lookup(sequence.ids(sequence.num_tokens))
+        hit = self._look_up(sequence, num_reserved)
+        if hit is None:
+            return Started.COMING
         wanted = self.num_pages(sequence.num_tokens) - len(hit.pages) + num_reserved
         if not self._make_room(wanted, 1):
             if self.cache is not None:
                 self.cache.drop(hit)
-            return False
+            return Started.NO_ROOM
         [slot] = self.slots.allocate(1)
         held = sequence.held = Holding(slot=slot, pages=array("i", hit.pages))
         if self.cache is not None:
@@ -80,7 +108,50 @@ class PooledMemory:
             sequence.num_computed = hit.num_tokens
             self.hit_tokens += sequence.count_prompt(hit.num_tokens, is_cached=True)
             held.cuts = cuts(sequence.prompt_len, hit.num_tokens, hit.branch_points, self.retention)
-        return True
+        return Started.YES
+
+    def _look_up(self, sequence: TokenSequence, num_reserved: int) -> Hit | None:
+        """None: more is cached off the card, and is being read; ask again in a later step."""
+        if self.cache is None:
+            return Hit()
+        tokens = sequence.ids(sequence.num_tokens)
+        hit = self.cache.lookup(tokens)
+        deeper = hit.deeper
+        if deeper is None or deeper.num_tokens - hit.num_tokens < self.retention.min_gap:
+            return hit
+        if self.restoring not in (None, sequence):
+            self.cache.drop(hit)
+            return None
+        self.restoring = None
+        # A page that the prefix ends inside of is there twice afterwards.
+        wanted = self.num_pages(sequence.num_tokens) - len(hit.pages) + num_reserved + 1
+        if not self._make_room(wanted, deeper.num_slots + 1):
+            return hit
+        self.cache.drop(hit)
+        try:
+            is_done = self.cache.bring_back(tokens)
+        except PoolFullError:
+            is_done = True  # making room has moved more of it off the card: it is not worth more
+        if not is_done:
+            self.restoring = sequence
+            return None
+        return self.cache.lookup(tokens)
+
+    def poll(self) -> None:
+        """Takes note of what has moved between host and disk; once a step."""
+        if self.cache is not None:
+            self.cache.poll()
+
+    def wait(self) -> None:
+        """Returns when something more has been read from disk, if a sequence waits for that."""
+        if self.restoring is not None and self.off_card is not None:
+            self.off_card.wait()
+
+    def close(self) -> None:
+        """Removes what is on disk. Nothing is cached any more."""
+        off_card, self.off_card = self.off_card, None
+        if off_card is not None:
+            off_card.close()
 
     def _take_over(self, hit: Hit, held: Holding) -> None:
         """Copies what the sequence will write over. The copies are enqueued before the step."""
@@ -155,8 +226,10 @@ class PooledMemory:
             self.cache.clear()
 
     def release(self, sequence: TokenSequence) -> None:
-        """Takes all back; a sequence that holds nothing is left alone."""
+        """Takes all back, and what it waits for is not waited for any more."""
         held = sequence.held
+        if self.restoring is sequence:
+            self.restoring = None
         if held is not None:
             sequence.held = None
             self.pages.release(held.pages)

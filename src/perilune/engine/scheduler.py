@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from perilune.core.errors import ConfigError, OverloadedError
 from perilune.core.types import FinishReason
 from perilune.engine.batch import Chunk, Plan
-from perilune.engine.pooled_memory import PooledMemory
+from perilune.engine.pooled_memory import PooledMemory, Started
 from perilune.engine.sampler import Sampled
 from perilune.engine.sequence import TokenSequence
 
@@ -102,6 +102,7 @@ class Scheduler:
         Half of the budget belongs to the oldest prompt, so that it always gets on; the rest goes
         to the shortest ones, so that a short prompt need not sit behind a long one.
         """
+        self.memory.poll()
         chunks = [
             self._chunk(s, 1) for s in list(self.running) if s.is_decoding and self._has_page(s)
         ]
@@ -145,8 +146,9 @@ class Scheduler:
             if sequence.held is None:
                 if self._is_coming(sequence):
                     continue
-                may_start = may_start and self._start(sequence)
-                if not may_start:
+                started = self._start(sequence) if may_start else Started.NO_ROOM
+                may_start = started is not Started.NO_ROOM
+                if started is not Started.YES:
                     continue
             count = min(sequence.num_remaining, left)
             if sequence is oldest:
@@ -169,13 +171,12 @@ class Scheduler:
                 return True
         return False
 
-    def _start(self, sequence: TokenSequence) -> bool:
+    def _start(self, sequence: TokenSequence) -> Started:
         holders = [s for s in self.running if s.held is not None]
         reserved = sum(self.memory.num_missing(s) for s in holders if not s.is_decoding)
-        if self.memory.start(sequence, reserved):
-            return True
-        if holders:
-            return False
+        started = self.memory.start(sequence, reserved)
+        if holders or started is not Started.NO_ROOM:
+            return started
         self.memory.forget()
         return self.memory.start(sequence, 0)
 

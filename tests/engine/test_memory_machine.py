@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -25,6 +26,7 @@ from perilune.engine.cost_model import CostModel
 from perilune.engine.disk_tier import DiskTier
 from perilune.engine.errors import PoolFullError
 from perilune.engine.fake_card_memory import LateExecutor
+from perilune.engine.fake_drafter import FakeDrafter
 from perilune.engine.fake_model import FakeModel
 from perilune.engine.fake_pools import FakePools
 from perilune.engine.fake_pools_memory import FakePoolsMemory
@@ -55,6 +57,7 @@ class MemoryMachine(RuleBasedStateMachine):
         is_caching=st.sampled_from([True, True, True, False]),
         host_bytes=st.sampled_from([0, 200, 1000]),
         disk_bytes=st.sampled_from([0, 2500]),
+        guesses=st.one_of(st.none(), st.integers(0, 2**32)),
     )
     def open(
         self,
@@ -65,16 +68,22 @@ class MemoryMachine(RuleBasedStateMachine):
         is_caching: bool,
         host_bytes: int,
         disk_bytes: int,
+        guesses: int | None,
     ) -> None:
         self.thread = LateExecutor()
         self.folder = tempfile.TemporaryDirectory()
         self.model = FakeModel(INFO.vocab_size, PAGE)
+        self.drafter = None
+        if guesses is not None:
+            draw = Random(guesses)
+            self.drafter = FakeDrafter(self.model, lambda most: draw.randint(0, most))
         self.core = EngineCore(
             self.model,
             room=Room(pages, slots),
             cost=COST if is_caching else None,
             retention=Retention(interval=interval, min_gap=2),
             tiers=partial(self.tiers, host_bytes, disk_bytes) if host_bytes else None,
+            drafter=self.drafter,
             max_running=4,
             max_waiting=3,
             prefill_budget=budget,
@@ -211,6 +220,8 @@ class MemoryMachine(RuleBasedStateMachine):
                 break
             self._step()
         assert not self.open_ones, "some sequences never end"
+        self.core.step()
+        assert self.drafter is None or not self.drafter.known
         memory = self.core.scheduler.memory
         memory.forget()
         assert memory.pages.num_used == memory.slots.num_used == 0

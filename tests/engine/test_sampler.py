@@ -241,7 +241,7 @@ def test_the_ends_of_the_random_range_hit_tokens_that_can_be_drawn(
 ) -> None:
     logits_BV = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, -math.inf]])
     for number, token_id in ((0.0, 1), (1 - 2**-53, 3)):
-        monkeypatch.setattr(SamplingState, "uniform", lambda state, number=number: number)
+        monkeypatch.setattr(SamplingState, "uniform", lambda state, ahead, number=number: number)
         [sampled] = sample(logits_BV, [SamplingState(SamplingParams(), [0])])
         assert sampled.token_id == token_id
 

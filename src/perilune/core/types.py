@@ -119,6 +119,10 @@ class EngineStats:
     generated_tokens_total: int = 0
     prefix_cache_hit_tokens_total: int = 0
     """Of the prompt tokens, those that a prefix cache had."""
+    drafted_tokens_total: int = 0
+    """Guessed and verified by speculation."""
+    accepted_tokens_total: int = 0
+    """Of these, the ones that were right."""
     preemptions_total: int = 0
     """How often a sequence gave its memory to an older one."""
     cache_bytes: int = 0

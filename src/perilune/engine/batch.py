@@ -35,6 +35,21 @@ class Chunk(NamedTuple):
     """Nothing is left to compute after this chunk, so its last logits give a token."""
     is_decoding: bool
     """Goes through the recurrent form."""
+    num_drafted: int = 0
+    """The tokens behind the first one that are a draft; others fill up to the step's width."""
+
+    @property
+    def drafted(self) -> list[int]:
+        return self.token_ids[1 : 1 + self.num_drafted]
+
+
+class Row(NamedTuple):
+    """Of logits."""
+
+    index: int
+    chunk: Chunk
+    ahead: int
+    """Drafted tokens between the sequence as it is and this row."""
 
 
 class Plan(NamedTuple):
@@ -46,15 +61,29 @@ class Plan(NamedTuple):
     decoding: list[Chunk]
     prefilling: list[Chunk]
     """The longest first: those that run together on a CPU are alike then."""
+    width: int = 0
+    """Tokens behind the first one in every decoding chunk, to be verified."""
 
     @property
     def chunks(self) -> list[Chunk]:
         return [*self.decoding, *self.prefilling]
 
     @property
-    def sampled(self) -> list[Chunk]:
-        """The chunks that give a token, in the order of the model's logits."""
-        return [chunk for chunk in self.chunks if chunk.is_sampled]
+    def sampled(self) -> list[Row]:
+        """The rows of the model's logits that may give a token, in their order."""
+        decoding = self.decoding
+        if self.width == 0:
+            rows = [Row(i, chunk, 0) for i, chunk in enumerate(decoding)]
+        else:
+            each = 1 + self.width
+            rows = [
+                Row(i * each + ahead, chunk, ahead)
+                for i, chunk in enumerate(decoding)
+                for ahead in range(1 + chunk.num_drafted)
+            ]
+        prompts = [chunk for chunk in self.prefilling if chunk.is_sampled]
+        num_decoded = len(decoding) * (1 + self.width)
+        return rows + [Row(num_decoded + i, chunk, 0) for i, chunk in enumerate(prompts)]
 
 
 def pack(plan: Plan, device: torch.device) -> Tensor:
@@ -64,9 +93,10 @@ def pack(plan: Plan, device: torch.device) -> Tensor:
 
 def step_of(plan: Plan, pools: StepPools) -> object:
     """What the model's `step` takes beside the tokens."""
-    decoding = [Decoding(c.slot, c.pages, c.num_cached + 1) for c in plan.decoding]
+    each = 1 + plan.width
+    decoding = [Decoding(c.slot, c.pages, c.num_cached + each) for c in plan.decoding]
     prefilling = [
         Prefilling(c.slot, c.pages, c.num_cached, len(c.token_ids), c.cuts, int(c.is_sampled))
         for c in plan.prefilling
     ]
-    return pools.step(decoding, prefilling)
+    return pools.step(decoding, prefilling, num_each=each, verify=each > 1)

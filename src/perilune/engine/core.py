@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from perilune.core.types import EngineStats, TokenEvent
+from perilune.core.types import EngineStats, FinishReason, TokenEvent
+from perilune.engine.acceptance import accepted
 from perilune.engine.batch import Chunk, Plan
 from perilune.engine.cache_tiers import Tiers
 from perilune.engine.cost_model import CostModel
@@ -25,6 +28,7 @@ from perilune.engine.runner import Runner
 from perilune.engine.sampler import Sampled, sample
 from perilune.engine.scheduler import Scheduler
 from perilune.engine.sequence import TokenSequence
+from perilune.engine.speculation import NO_DRAFTS, Drafter, Drafts, Speculation
 from perilune.engine.step_model import StepModel
 
 FEW_STATES = Retention(min_gap=16)
@@ -49,6 +53,7 @@ class EngineCore:
         cost: CostModel | None = None,
         retention: Retention = FEW_STATES,
         tiers: Tiers | None = None,
+        drafter: Drafter | None = None,
         device: torch.device | str = "cpu",
         max_running: int = 32,
         max_waiting: int = 256,
@@ -58,6 +63,7 @@ class EngineCore:
         `cost`: of the model, by which the prefix cache weighs what it keeps; None: it is off.
         `retention`: where in a prompt it keeps states.
         `tiers`: what it has beside the card.
+        `drafter`: guesses tokens, which are verified together; None: nobody does.
 
         Raises:
             ConfigError: a number leaves no room to run.
@@ -71,6 +77,7 @@ class EngineCore:
             prefill_budget=prefill_budget,
         )
         self._runner = Runner(model, memory.pools, torch.device(device))
+        self._speculation = None if drafter is None else Speculation(drafter)
         self._changed = threading.Condition()
         self._closed = False
         self._failure: str | None = None
@@ -101,13 +108,15 @@ class EngineCore:
         Raises whatever the model raises. The caches are then in an unknown state: `fail` has to
         follow.
         """
-        plan = self._schedule()
+        plan = self._schedule(self._propose())
         if not plan.chunks:
             self.scheduler.memory.wait()
             return []
-        logits_BV = self._runner.run(plan)
-        sampled = sample(logits_BV, [chunk.sequence.sampling for chunk in plan.sampled])
-        return self._commit(plan, sampled)
+        ran = self._runner.run(plan)
+        taken = _sample(plan, ran.logits_RV)
+        if plan.width:
+            self._runner.accept(ran, [len(tokens) for tokens in taken[: len(plan.decoding)]])
+        return self._commit(plan, taken)
 
     def fail(self, message: str) -> list[Emitted]:
         """Ends every open sequence with an `error` event that says `message`."""
@@ -133,50 +142,81 @@ class EngineCore:
             return not self._closed
 
     def stats(self) -> EngineStats:
-        memory = self.scheduler.memory
+        memory, speculation = self.scheduler.memory, self._speculation
         with self._changed:
             return EngineStats(
                 num_running=len(self.scheduler.running),
                 num_waiting=len(self.scheduler.waiting),
                 prompt_tokens_total=self._prompt_tokens + memory.hit_tokens,
                 prefix_cache_hit_tokens_total=memory.hit_tokens,
+                drafted_tokens_total=speculation.num_drafted if speculation else 0,
+                accepted_tokens_total=speculation.num_accepted if speculation else 0,
                 preemptions_total=self.scheduler.num_preempted,
                 generated_tokens_total=self._generated_tokens,
                 cache_bytes=memory.used_bytes,
                 failure=self._failure,
             )
 
-    def _schedule(self) -> Plan:
+    def _propose(self) -> Drafts:
+        if self._speculation is None:
+            return NO_DRAFTS
         with self._changed:
-            return self.scheduler.schedule()
+            decoding = self.scheduler.decoding
+        return self._speculation.propose(decoding)
 
-    def _commit(self, plan: Plan, sampled: Sequence[Sampled]) -> list[Emitted]:
-        emitted, tokens = [], iter(sampled)
+    def _schedule(self, drafts: Drafts) -> Plan:
         with self._changed:
-            for chunk in plan.chunks:
-                token = next(tokens) if chunk.is_sampled else None
-                if self.scheduler.commit(chunk, token):
-                    self._count(chunk, token)
-                    if token is not None:
-                        emitted.append(Emitted(chunk.sequence, _event(chunk.sequence, token)))
+            return self.scheduler.schedule(drafts)
+
+    def _commit(self, plan: Plan, taken: Sequence[list[Sampled]]) -> list[Emitted]:
+        """`taken`: the tokens of each chunk that count."""
+        emitted = []
+        with self._changed:
+            for chunk, tokens in zip(plan.chunks, taken, strict=True):
+                if self.scheduler.commit(chunk, tokens):
+                    self._count(chunk, tokens)
+                    emitted += _events(chunk.sequence, tokens)
         return emitted
 
-    def _count(self, chunk: Chunk, token: Sampled | None) -> None:
+    def _count(self, chunk: Chunk, tokens: Sequence[Sampled]) -> None:
         end = chunk.num_cached + len(chunk.token_ids)
         self._prompt_tokens += chunk.sequence.count_prompt(end, is_cached=False)
-        if token is not None and token.token_id is not None:
-            self._generated_tokens += 1
+        self._generated_tokens += sum(token.token_id is not None for token in tokens)
+        if chunk.num_drafted and self._speculation is not None:
+            self._speculation.note(chunk.sequence, chunk.num_drafted, len(tokens) - 1)
 
 
-def _event(sequence: TokenSequence, sampled: Sampled) -> TokenEvent:
+def _sample(plan: Plan, logits_RV: Tensor) -> list[list[Sampled]]:
+    """Of each chunk, the tokens that count."""
+    rows = plan.sampled
+    if len(rows) < len(logits_RV):
+        logits_RV = logits_RV[torch.tensor([row.index for row in rows], device=logits_RV.device)]
+    states = [row.chunk.sequence.sampling for row in rows]
+    sampled = iter(sample(logits_RV, states, [row.ahead for row in rows] if plan.width else None))
+    return [
+        accepted(chunk, [*islice(sampled, 1 + chunk.num_drafted)]) if chunk.is_sampled else []
+        for chunk in plan.chunks
+    ]
+
+
+def _events(sequence: TokenSequence, tokens: Sequence[Sampled]) -> list[Emitted]:
+    """Only the last one can end the sequence."""
+    reasons = [*[None] * (len(tokens) - 1), sequence.finish_reason]
+    return [
+        Emitted(sequence, _event(sequence, token, reason))
+        for token, reason in zip(tokens, reasons, strict=False)
+    ]
+
+
+def _event(sequence: TokenSequence, token: Sampled, reason: FinishReason | None) -> TokenEvent:
     request_id = sequence.request.request_id
-    if sampled.token_id is None:
-        return error_event(request_id, sampled.fault or "no token could be sampled")
+    if token.token_id is None:
+        return error_event(request_id, token.fault or "no token could be sampled")
     return TokenEvent(
         request_id=request_id,
-        token_id=sampled.token_id,
-        logprob=sampled.logprob,
-        finish_reason=sequence.finish_reason,
+        token_id=token.token_id,
+        logprob=token.logprob,
+        finish_reason=reason,
         cached_tokens=sequence.num_cached,
         written_tokens=sequence.num_written,
         pinned_tokens=sequence.num_pinned,

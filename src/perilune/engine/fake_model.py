@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from perilune.engine.fake_pools import FakePools, Fed
+
+
+class FakeVerified(NamedTuple):
+    logits_RV: Tensor
+    token_ids_T: Tensor
 
 
 class FakeModel:
@@ -37,10 +43,22 @@ class FakeModel:
         rows = []
         for fed, ids in zip(step, token_ids_T.split(lengths), strict=True):
             seen = pools.feed(fed, ids.tolist())
-            assert fed.num_logits in (0, 1)
-            if fed.num_logits:
-                rows.append(self.logits(seen))
+            ends = range(len(seen) - fed.num_logits + 1, len(seen) + 1)
+            rows += [self.logits(seen[:end]) for end in ends]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+
+    def verify(self, token_ids_T: Tensor, pools: FakePools, step: Sequence[Fed]) -> FakeVerified:
+        assert any(fed.is_draft for fed in step)
+        return FakeVerified(self.step(token_ids_T, pools, step), token_ids_T)
+
+    def accept(
+        self, verified: FakeVerified, pools: FakePools, step: Sequence[Fed], keep_N: Tensor
+    ) -> None:
+        fed_ids = verified.token_ids_T.split([fed.num_new for fed in step])
+        drafts = [fed for fed in step if fed.is_draft]
+        for fed, ids, keep in zip(drafts, fed_ids, keep_N.tolist(), strict=False):
+            assert 1 <= keep <= fed.num_new
+            pools.accept(fed, ids[:keep].tolist())
 
     def logits(self, ids: Sequence[int]) -> Tensor:
         """The row [V] that follows `ids`: standard normal, times 3."""

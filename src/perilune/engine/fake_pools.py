@@ -46,6 +46,8 @@ class Fed(NamedTuple):
     cuts: Sequence[Cut]
     num_logits: int
     is_decoding: bool
+    is_draft: bool = False
+    """Only reads the state."""
 
 
 class FakePools:
@@ -63,9 +65,18 @@ class FakePools:
         return self.row_PB[0].nbytes
 
     def step(
-        self, decoding: Sequence[Decoding], prefilling: Sequence[Prefilling] = ()
+        self,
+        decoding: Sequence[Decoding],
+        prefilling: Sequence[Prefilling] = (),
+        *,
+        num_each: int = 1,
+        verify: bool = False,
     ) -> list[Fed]:
-        fed = [Fed(s.slot, s.pages, s.num_tokens - 1, 1, (), 1, True) for s in decoding]
+        each = num_each
+        fed = [
+            Fed(s.slot, s.pages, s.num_tokens - each, each, (), each, True, verify)
+            for s in decoding
+        ]
         fed += [Fed(*s[:5], s.num_logits, False) for s in prefilling]
         written = [s.slot for s in fed] + [cut.slot for s in fed for cut in s.cuts]
         assert len(set(written)) == len(written), f"a slot is written by two: {written}"
@@ -73,20 +84,31 @@ class FakePools:
         return fed
 
     def feed(self, fed: Fed, token_ids: Sequence[int]) -> list[int]:
-        """Computes a sequence's part of a step; all of its tokens.
+        """Computes a sequence's part of a step; all of its tokens. Rows of a draft are written.
 
         Raises:
             ValueError: the slot or a page holds what is not this sequence's.
         """
         state = self._state(fed)
+        if fed.is_draft:
+            state = state.copy()
         cuts = {cut.after: cut.slot for cut in fed.cuts}
         for count, token_id in enumerate(token_ids, 1):
             page, row = divmod(len(state.ids), self.page_len)
             self.row_PB[fed.pages[page], row] = state.see(token_id)
             if count in cuts:
                 self.states[cuts[count]] = state.copy()
-        self.states[fed.slot] = state
+        if not fed.is_draft:
+            self.states[fed.slot] = state
         return state.ids
+
+    def accept(self, fed: Fed, token_ids: Sequence[int]) -> None:
+        """Moves the state of a draft's sequence on by the first tokens of it; one whose slot has
+        been freed meanwhile is left alone."""
+        state = self.states[fed.slot]
+        if state is not None:
+            for token_id in token_ids:
+                state.see(token_id)
 
     def _state(self, fed: Fed) -> FakeState:
         if not fed.length and not fed.is_decoding:

@@ -34,8 +34,13 @@ class Sampled(NamedTuple):
 
 
 @torch.inference_mode()
-def sample(logits_BV: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+def sample(
+    logits_BV: Tensor, states: Sequence[SamplingState], ahead: Sequence[int] | None = None
+) -> list[Sampled]:
     """The next token of every row of fp32 logits. Changes neither logits nor states.
+
+    `ahead`: how many tokens of its sequence come between what `states` know and the row; None: no
+    row has any. Only states that do not depend on the output may be ahead.
 
     Temperature 0 takes the highest shaped logit, the lowest id on a tie. Otherwise the token is
     the first id at which the running sum of the probabilities, in the order of ids, exceeds
@@ -50,7 +55,9 @@ def sample(logits_BV: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
     faults = {i: NOT_FINITE for i, is_finite in enumerate(finite) if not is_finite} | faults
     drawn = [i for i, s in enumerate(states) if i not in faults and s.params.temperature > 0]
     if drawn:
-        for i, token_id in zip(drawn, _draw(shaped_BV, best.values, drawn, states), strict=True):
+        uniforms = [states[i].uniform(0 if ahead is None else ahead[i]) for i in drawn]
+        tokens = _draw(shaped_BV, best.values, drawn, states, uniforms)
+        for i, token_id in zip(drawn, tokens, strict=True):
             token_ids[i] = token_id
     return [
         Sampled(token_ids[i], _logprob(logits_BV[i], token_ids[i], state.params.logprobs))
@@ -71,7 +78,11 @@ def _shaped(logits_BV: Tensor, states: Sequence[SamplingState]) -> Tensor:
 
 
 def _draw(
-    shaped_BV: Tensor, best_B: Tensor, rows: list[int], states: Sequence[SamplingState]
+    shaped_BV: Tensor,
+    best_B: Tensor,
+    rows: list[int],
+    states: Sequence[SamplingState],
+    uniforms: Sequence[float],
 ) -> list[int]:
     chosen = [states[i] for i in rows]
     # fp32 cannot hold every positive double; at its ends the result is the limit already.
@@ -85,7 +96,7 @@ def _draw(
             scaled_RV[r].masked_fill_(removed_tokens(scaled_RV[r], state.params), -torch.inf)
     # In fp64 the sum of a large vocabulary loses no unlikely token.
     sums_RV = scaled_RV.exp_().cumsum(dim=-1, dtype=torch.float64)
-    uniform_R = torch.tensor([s.uniform() for s in chosen], dtype=torch.float64, device=device)
+    uniform_R = torch.tensor(uniforms, dtype=torch.float64, device=device)
     target_R1 = (uniform_R * sums_RV[:, -1])[:, None]
     return torch.searchsorted(sums_RV, target_R1, right=True)[:, 0].tolist()
 

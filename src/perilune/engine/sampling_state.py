@@ -44,9 +44,14 @@ class SamplingState:
         """Whether `shape` changes anything."""
         return self._has_bias or self._has_counts or self._has_repetition
 
-    def uniform(self) -> float:
-        """The random number of the next token, in [0, 1)."""
-        return uniform(self.seed, self.num_drawn)
+    @property
+    def depends_on_output(self) -> bool:
+        """Whether what may follow a token is known only when that token is."""
+        return self.grammar is not None or self._has_counts or self._has_repetition
+
+    def uniform(self, ahead: int = 0) -> float:
+        """The random number of the next token, in [0, 1), or of one that comes `ahead` later."""
+        return uniform(self.seed, self.num_drawn + ahead)
 
     def append(self, token_id: int) -> None:
         """Takes note of a generated token."""

@@ -24,6 +24,7 @@ from perilune.engine.batch import Chunk, Plan
 from perilune.engine.pooled_memory import PooledMemory, Started
 from perilune.engine.sampler import Sampled
 from perilune.engine.sequence import TokenSequence
+from perilune.engine.speculation import NO_DRAFTS, Drafts
 
 RETRY_AFTER_S = 1.0
 
@@ -96,22 +97,31 @@ class Scheduler:
             self.running[first] = None
             held[first.request.request_id] += 1
 
-    def schedule(self) -> Plan:
-        """Plans one step: a token for each decoding sequence, and prompt tokens up to the budget.
+    @property
+    def decoding(self) -> list[TokenSequence]:
+        """Those that the next plan feeds one token, unless they lose their memory."""
+        return [s for s in self.running if s.is_decoding]
+
+    def schedule(self, drafts: Drafts = NO_DRAFTS) -> Plan:
+        """Plans one step: a token for each decoding sequence, with its draft where there is memory
+        for all drafts, and prompt tokens up to the budget.
 
         Half of the budget belongs to the oldest prompt, so that it always gets on; the rest goes
         to the shortest ones, so that a short prompt need not sit behind a long one.
         """
         self.memory.poll()
-        chunks = [
+        decoding = [
             self._chunk(s, 1) for s in list(self.running) if s.is_decoding and self._has_page(s)
         ]
+        width = drafts.width if self._has_room(decoding, drafts.width) else 0
+        if width:
+            decoding = [_drafted(chunk, drafts, width) for chunk in decoding]
+        prompts: list[Chunk] = []
         prefilling = [s for s in self.running if not s.is_decoding]
         if prefilling:
-            chunks += self._prefill_chunks(prefilling, is_alone=not chunks)
-        prompts = [chunk for chunk in chunks if not chunk.is_decoding]
+            prompts = self._prefill_chunks(prefilling, is_alone=not decoding)
         prompts.sort(key=lambda chunk: -len(chunk.token_ids))
-        return Plan([chunk for chunk in chunks if chunk.is_decoding], prompts)
+        return Plan(decoding, prompts, width)
 
     def _has_page(self, sequence: TokenSequence) -> bool:
         """For the next token, at the cost of younger sequences; False: it was the youngest."""
@@ -119,6 +129,10 @@ class Scheduler:
             if not self._take_from_youngest(sequence):
                 return False
         return True
+
+    def _has_room(self, decoding: Sequence[Chunk], width: int) -> bool:
+        """For drafts of all, without taking anything from anybody."""
+        return all(self.memory.grow(c.sequence, c.num_cached + 1 + width) for c in decoding)
 
     def _take_from_youngest(self, sequence: TokenSequence) -> bool:
         """False: that was `sequence` itself, and others hold memory."""
@@ -186,8 +200,9 @@ class Scheduler:
                 return False
         return True
 
-    def commit(self, chunk: Chunk, sampled: Sampled | None) -> bool:
-        """Notes what the model has computed and, for a sampled chunk, the token.
+    def commit(self, chunk: Chunk, sampled: Sequence[Sampled]) -> bool:
+        """Notes what the model has computed and, for a sampled chunk, the tokens: as many as its
+        slot has moved on by if it was decoding.
 
         Returns False, and does nothing, for a sequence that has left in the meantime. A sequence
         that ends here is removed.
@@ -195,18 +210,18 @@ class Scheduler:
         sequence = chunk.sequence
         if sequence not in self.running:
             return False
-        sequence.num_computed += len(chunk.token_ids)
-        if sampled is None or sampled.token_id is not None:
+        sequence.num_computed += len(sampled if chunk.is_decoding else chunk.token_ids)
+        if not sampled or sampled[0].token_id is not None:
             self.memory.publish(sequence)
-        if sampled is not None:
-            if sampled.token_id is None:
+        for token in sampled:
+            if token.token_id is None:
                 sequence.finish_reason = "error"
             else:
                 if not sequence.generated_ids:
                     self.memory.pin(sequence)
-                sequence.append(sampled.token_id)
-            if sequence.finish_reason is not None:
-                self._end(sequence, sequence.finish_reason)
+                sequence.append(token.token_id)
+        if sequence.finish_reason is not None:
+            self._end(sequence, sequence.finish_reason)
         return True
 
     def _end(self, sequence: TokenSequence, reason: FinishReason) -> None:
@@ -274,3 +289,11 @@ class Scheduler:
             is_sampled=count == sequence.num_remaining,
             is_decoding=sequence.is_decoding,
         )
+
+
+def _drafted(chunk: Chunk, drafts: Drafts, width: int) -> Chunk:
+    """With its draft and what fills it up to the width: any token, none of which counts."""
+    [last] = chunk.token_ids
+    draft = drafts.by_sequence.get(chunk.sequence, [])
+    filled = [last, *draft, *[last] * (width - len(draft))]
+    return chunk._replace(token_ids=filled, num_drafted=len(draft))

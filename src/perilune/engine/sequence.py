@@ -85,9 +85,12 @@ class TokenSequence:
 
     def append(self, token_id: int) -> None:
         """Takes a sampled token and decides whether it is the last one."""
+        self.finish_reason = self.end_at(token_id, len(self.generated_ids) + 1)
         self.generated_ids.append(token_id)
         self.sampling.append(token_id)
+
+    def end_at(self, token_id: int, count: int) -> FinishReason | None:
+        """Why `token_id`, as the `count`-th generated token, would be the last one."""
         if token_id in self.stop_ids:
-            self.finish_reason = "stop"
-        elif len(self.generated_ids) == self.max_tokens:
-            self.finish_reason = "length"
+            return "stop"
+        return "length" if count == self.max_tokens else None

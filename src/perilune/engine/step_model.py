@@ -22,8 +22,15 @@ class StepPools(Protocol):
     @property
     def page_nbytes(self) -> int: ...
 
-    def step(self, decoding: Sequence[Decoding], prefilling: Sequence[Prefilling] = ()) -> Any:
-        """What the model's `step` takes."""
+    def step(
+        self,
+        decoding: Sequence[Decoding],
+        prefilling: Sequence[Prefilling] = (),
+        *,
+        num_each: int = 1,
+        verify: bool = False,
+    ) -> Any:
+        """What the model's `step` takes, or its `verify`."""
         ...
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None: ...
@@ -39,4 +46,13 @@ class StepModel(Protocol):
 
     def step(self, token_ids_T: Tensor, pools: Any, step: Any) -> Tensor:
         """fp32 logits [R, V]: of sequences that decode, then of chunks that want them."""
+        ...
+
+    def verify(self, token_ids_T: Tensor, pools: Any, step: Any) -> Any:
+        """As `step`, with several tokens of each sequence that decodes, whose states stay as they
+        were. `logits_RV` of what it returns are those of all tokens."""
+        ...
+
+    def accept(self, verified: Any, pools: Any, step: Any, keep_N: Tensor) -> None:
+        """Moves the states of sequences that decode on by so many of their tokens."""
         ...

@@ -137,6 +137,8 @@ class _EngineCollector(Collector):
             ),
             (CounterMetricFamily, "Sequences that lost their memory", "preemptions_total"),
             (CounterMetricFamily, "Tokens made", "generated_tokens_total"),
+            (CounterMetricFamily, "Tokens guessed and verified", "drafted_tokens_total"),
+            (CounterMetricFamily, "Guessed tokens that were right", "accepted_tokens_total"),
             (CounterMetricFamily, "Starts after a crash", "restarts_total"),
         ):
             metric = family(f"perilune_engine_{name}", text, labels=("model",))

@@ -69,6 +69,25 @@ class LookupDrafter:
         return lookup
 
 
+class FirstOf:
+    """Asks one drafter after another, until there is a draft."""
+
+    def __init__(self, *drafters: Drafter) -> None:
+        self._drafters = drafters
+
+    def draft(self, wanted: Mapping[TokenSequence, int]) -> dict[TokenSequence, list[int]]:
+        found: dict[TokenSequence, list[int]] = {}
+        for drafter in self._drafters:
+            left = {s: count for s, count in wanted.items() if not found.get(s)}
+            if left:
+                found |= drafter.draft(left)
+        return found
+
+    def forget(self, sequence: TokenSequence) -> None:
+        for drafter in self._drafters:
+            drafter.forget(sequence)
+
+
 class Speculation:
     """Asks a drafter for as much as lately came true."""
 

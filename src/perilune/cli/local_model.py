@@ -59,6 +59,15 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="of weights and activations; bfloat16 halves the memory (%(default)s)",
     )
+    parser.add_argument(
+        "--draft-model",
+        metavar="DIR",
+        help="smaller checkpoint of the same vocabulary that guesses tokens, where the text itself "
+        "has no guess; answers stay the same",
+    )
+    parser.add_argument(
+        "--no-speculation", action="store_true", help="guess no tokens, not even from the text"
+    )
 
 
 def positive_int(text: str) -> int:
@@ -122,6 +131,8 @@ def _options(args: argparse.Namespace, chat_format: ChatFormat) -> dict[str, Any
         "threads": args.threads,
         "device": args.device,
         "dtype": args.dtype,
+        "draft_model": args.draft_model,
+        "speculation": not args.no_speculation,
         "progress": True,
     }
 

@@ -79,7 +79,8 @@ class DraftModel:
         if missing > self.pages.num_free or (held is None and self.slots.num_free < 2):
             return False
         if held is None:
-            held = self._held[sequence] = _Held(*self.slots.allocate(2))
+            state, ahead = self.slots.allocate(2)
+            held = self._held[sequence] = _Held(state, ahead)
         if missing > 0:
             held.pages.extend(self.pages.allocate(missing))
         return True

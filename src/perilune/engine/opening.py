@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from perilune.core.env import num_threads
+from perilune.core.errors import ConfigError
 from perilune.core.types import EngineInfo, TokenTable
 from perilune.engine.admission import admit
 from perilune.engine.cache_sizes import cost_of, default_bytes, room_of
@@ -17,11 +18,13 @@ from perilune.engine.cache_tiers import tiers_of
 from perilune.engine.client import EngineClient
 from perilune.engine.core import EngineCore
 from perilune.engine.errors import RanksApartError
+from perilune.engine.draft_model import DraftModel
 from perilune.engine.grammar_compiler import GrammarCompiler
 from perilune.engine.host import Opened
 from perilune.engine.leader import load_shared
 from perilune.engine.pooled_memory import Room
 from perilune.engine.step_model import StepModel
+from perilune.engine.speculation import MAX_ROWS, FirstOf, LookupDrafter
 from perilune.engine.thread import EngineThread
 from perilune.kernels.common import jit_cache
 from perilune.kernels.registry import resolved, spec
@@ -40,6 +43,8 @@ def open_core(
     host_cache_bytes: int | None = None,
     disk_cache: str | None = None,
     tensor_parallel: int = 1,
+    speculation: bool = True,
+    draft_model: str | None = None,
     threads: int | None = None,
     device: str = "cpu",
     dtype: str = "float32",
@@ -59,13 +64,16 @@ def open_core(
     `disk_cache`: a folder for what finds no room there either; its files go with the engine.
     `tensor_parallel`: GPUs that share the model, or on a CPU processes; each has `cache_bytes`. In
     an engine's process alone: where the process of one of them ends, this one does.
+    `speculation`: whether tokens are guessed from the text before them.
+    `draft_model`: checkpoint directory of a model that guesses where the text has no guess.
     `threads`: torch threads, by default what PERILUNE_THREADS says, else torch's choice.
     `device`: `cpu`, `cuda`, or `auto` for whatever is here.
     `token_table`: the vocabulary as bytes, without which no answer can be held to a grammar.
     `progress`: says on standard error what takes long.
 
     Raises:
-        ConfigError, CheckpointError, UnsupportedError: as `perilune.model.api.load_model`.
+        ConfigError, CheckpointError, UnsupportedError: as `perilune.model.api.load_model`; the
+            draft model has another vocabulary, or there is to be no speculation.
     """
     place = device_of(device)
     if progress and place.type == "cpu" and jit_cache.is_empty():
@@ -92,11 +100,17 @@ def open_core(
         max_running=max_running,
         max_context=max_context,
     )
+    drafter = LookupDrafter() if speculation else None
+    if draft_model is not None:
+        if drafter is None:
+            raise ConfigError("a draft model is of no use without speculation")
+        drafter = FirstOf(drafter, _draft_model(draft_model, loaded, dtype, room))
     core = EngineCore(
         model,
         room=room,
         cost=cost if prefix_cache else None,
         tiers=tiers,
+        drafter=drafter,
         device=loaded.device,
         max_running=max_running,
         max_waiting=max_waiting,
@@ -115,6 +129,17 @@ def open_core(
 def open_engine(model_dir: str | Path, **options: Any) -> EngineClient:
     """An engine in a thread of this process, on what `open_core` makes of these arguments."""
     return EngineClient(EngineThread(open_core(str(model_dir), **options)))
+
+
+def _draft_model(directory: str, loaded: LanguageModel, dtype: str, room: Room) -> DraftModel:
+    """On the model's device, with as many pages as the model has."""
+    draft = load_model(directory, str(loaded.device), dtype)
+    size, drafted = loaded.config.vocab_size, draft.config.vocab_size
+    if drafted != size:
+        raise ConfigError(
+            f"{directory} cannot draft: its vocabulary has {drafted} tokens, the model's {size}"
+        )
+    return DraftModel(draft.model, pages=room.pages, sequences=MAX_ROWS // 2, device=loaded.device)
 
 
 def _grammars(loaded: LanguageModel, table: TokenTable | None) -> GrammarCompiler | None:

@@ -17,14 +17,14 @@ from perilune.engine.cache_sizes import cost_of, default_bytes, room_of
 from perilune.engine.cache_tiers import tiers_of
 from perilune.engine.client import EngineClient
 from perilune.engine.core import EngineCore
-from perilune.engine.errors import RanksApartError
 from perilune.engine.draft_model import DraftModel
+from perilune.engine.errors import RanksApartError
 from perilune.engine.grammar_compiler import GrammarCompiler
 from perilune.engine.host import Opened
 from perilune.engine.leader import load_shared
 from perilune.engine.pooled_memory import Room
-from perilune.engine.step_model import StepModel
 from perilune.engine.speculation import MAX_ROWS, FirstOf, LookupDrafter
+from perilune.engine.step_model import StepModel
 from perilune.engine.thread import EngineThread
 from perilune.kernels.common import jit_cache
 from perilune.kernels.registry import resolved, spec

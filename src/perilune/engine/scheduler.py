@@ -132,7 +132,9 @@ class Scheduler:
 
     def _has_room(self, decoding: Sequence[Chunk], width: int) -> bool:
         """For drafts of all, without taking anything from anybody."""
-        return all(self.memory.grow(c.sequence, c.num_cached + 1 + width) for c in decoding)
+        return bool(decoding) and all(
+            self.memory.grow(c.sequence, c.num_cached + 1 + width) for c in decoding
+        )
 
     def _take_from_youngest(self, sequence: TokenSequence) -> bool:
         """False: that was `sequence` itself, and others hold memory."""

@@ -122,6 +122,7 @@ class MemoryMachine(RuleBasedStateMachine):
         max_tokens=st.sampled_from([2, 5, 30]),
         choices=st.integers(1, 3),
         request_id=st.sampled_from("abc"),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
     )
     def add(
         self,
@@ -131,11 +132,14 @@ class MemoryMachine(RuleBasedStateMachine):
         max_tokens: int,
         choices: int,
         request_id: str,
+        priority: int,
     ) -> None:
         prompt = (self.texts[-1 - source % len(self.texts)][:kept] + new)[:50] or [1]
         self.texts.append(prompt)
         request = TokenRequest(
             request_id=request_id,
+            priority=priority,
+            tenant=request_id if priority else "",
             prompt_ids=tuple(prompt),
             max_tokens=max_tokens,
             sampling=SamplingParams(temperature=0),

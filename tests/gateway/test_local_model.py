@@ -6,7 +6,12 @@ import asyncio
 
 import pytest
 
-from perilune.core.errors import ContextLengthError, EngineError, OverloadedError
+from perilune.core.errors import (
+    ContextLengthError,
+    DeadlineError,
+    EngineError,
+    OverloadedError,
+)
 from perilune.core.fakes import FakeEngine
 from perilune.core.types import (
     ChatRequest,
@@ -86,6 +91,29 @@ def test_a_stop_string_frees_the_sequence_at_once():
     assert events[-1].reason == "stop"
     assert events[-1].usage.completion_tokens == 3
     assert engine.num_open == 0
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_an_answer_that_takes_too_long_is_given_up(endpoint):
+    """The engine stands still: only the deadline can end it."""
+    engine = FakeEngine()
+    body = {"chat": chat, "complete": complete}[endpoint](timeout_s=0.01)
+
+    async def ask() -> None:
+        engine.pause()
+        with pytest.raises(DeadlineError, match=r"the answer took longer than 0\.01 s"):
+            await anext(getattr(model_of(engine), endpoint)(body))
+
+    asyncio.run(ask())
+    assert engine.num_open == 0
+
+
+def test_a_deadline_that_is_far_changes_nothing():
+    engine = FakeEngine(lambda request: [ord("a")] * 5)
+    timed, untimed = (
+        run(model_of(engine).complete(complete(timeout_s=t, max_tokens=5))) for t in (600.0, None)
+    )
+    assert timed == untimed
 
 
 def test_closing_the_iterator_frees_the_sequence():

@@ -9,6 +9,7 @@
         ├── ContextLengthError     400, code context_length_exceeded
         ├── PayloadTooLargeError   413
         ├── OverloadedError        429, with retry_after_s
+        ├── DeadlineError          504: it took longer than it was to take
         └── EngineError            500 / 503: the engine failed, the request is over
 
 Every error reads as one sentence that names what is wrong and where.
@@ -71,6 +72,14 @@ class OverloadedError(RequestError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineError(RequestError):
+    """The answer was not complete in the time that the request gave it."""
+
+    status = 504
+    type = "server_error"
+    code = "deadline_exceeded"
 
 
 class EngineError(RequestError):

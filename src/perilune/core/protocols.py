@@ -49,7 +49,8 @@ class ChatModel(Protocol):
     def model_id(self) -> str: ...
 
     def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
-        """Yields deltas; the last is `Finish`. Closing the iterator aborts. Raises as Engine."""
+        """Yields deltas; the last is `Finish`. Closing the iterator aborts. Raises as Engine, and
+        DeadlineError after `request.timeout_s`."""
         ...
 
     def complete(self, request: CompletionRequest) -> AsyncIterator[ChatEvent]:

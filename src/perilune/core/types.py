@@ -65,6 +65,11 @@ class TokenRequest:
     ignore_eos: bool = False
     grammar: Grammar | None = None
     """Holds every token but the stop tokens, which are allowed where the grammar may end."""
+    priority: int = 0
+    """The lower comes first: for places in the batch, for memory, for prompt tokens of a step. It
+    takes the place of a running one that comes later, which goes on when there is room again."""
+    tenant: str = ""
+    """Tenants take turns, as their requests do: none keeps others waiting by asking a lot."""
     pin_s: float | None = None
     """Keeps what is cached of the prompt where it is for so long after the first token, whatever
     else is wanted; None: until the memory is."""
@@ -218,6 +223,12 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     """Whether one answer may hold several calls."""
     response_format: ResponseFormat = ResponseFormat()
+    priority: int = 0
+    """The lower comes first."""
+    tenant: str = ""
+    """Who asks, as far as places are shared out among those who do."""
+    timeout_s: float | None = None
+    """The answer is complete by then, or given up."""
     cache_ttl_s: float | None = None
     """How long the prompt is to stay in the prefix cache, whatever else is wanted there."""
     thinking: bool = True
@@ -241,8 +252,11 @@ class CompletionRequest:
     echo: bool = False
     ignore_eos: bool = False
     """The answer goes on to `max_tokens`, whatever the model wants: for measurements."""
+    priority: int = 0
+    tenant: str = ""
+    timeout_s: float | None = None
     cache_ttl_s: float | None = None
-    """As in `ChatRequest`."""
+    """These as in `ChatRequest`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,15 @@ running sequence is given memory when its first tokens are computed: it computes
 chunks, then decodes. What a chunk needs is there before it is planned. No tensor is touched here.
 
 The sequences of one request (several prompts, several choices) share its id. Requests take turns
-for places, and none holds more than three quarters of them: many prompts do not starve one.
+for places, those of one tenant with those of others, and none holds more than three quarters of
+them: many prompts do not starve one. A request of a higher priority comes before all that; between
+two steps it takes the places of later ones, which wait again, with what they had in the cache.
 
-Memory goes to the oldest. A decoding sequence that finds no page takes those of the youngest (its
-own, if that is itself), which keeps its place and starts anew when there is room. A prompt starts
-only where all of it fits, takes nothing from others unless nobody else could go on, and none
-starts before one that had to be left out. So the oldest sequence always gets on.
+Running sequences stand in order of priority, and of age where that is equal; *the oldest* is the
+first of them. Memory goes to the oldest. A decoding sequence that finds no page takes those of the
+youngest (its own, if that is itself), which keeps its place and starts anew when there is room. A
+prompt starts only where all of it fits, takes nothing from others unless nobody else could go on,
+and none starts before one that had to be left out. So the oldest sequence always gets on.
 """
 
 from __future__ import annotations
@@ -78,24 +81,53 @@ class Scheduler:
         sequence.max_tokens = min(sequence.max_tokens, room)
         self.waiting[sequence] = None
         self._fill_places()
-        if sequence in self.waiting and len(self.waiting) > self._max_waiting:
+        if sequence in self.waiting and self._queue_len > self._max_waiting:
             del self.waiting[sequence]
             raise OverloadedError(
-                f"{len(self.running)} sequences run and {len(self.waiting)} wait already; "
+                f"{len(self.running)} sequences run and {self._queue_len} wait already; "
                 f"come back in {RETRY_AFTER_S:g} s",
                 retry_after_s=RETRY_AFTER_S,
             )
 
+    @property
+    def _queue_len(self) -> int:
+        return sum(not s.had_place for s in self.waiting)
+
     def _fill_places(self) -> None:
-        """The request that holds the fewest places gets the next one; of equals the oldest does."""
-        held = Counter(s.request.request_id for s in self.running)
-        while self.waiting and len(self.running) < self._max_running:
-            first = min(self.waiting, key=lambda s: held[s.request.request_id])
-            if held[first.request.request_id] == self._max_per_request:
+        while len(self.running) < self._max_running:
+            first = self._next_waiting()
+            if first is None:
                 return
             del self.waiting[first]
-            self.running[first] = None
-            held[first.request.request_id] += 1
+            first.had_place = True
+            running = sorted([*self.running, first], key=lambda s: s.request.priority)
+            self.running = dict.fromkeys(running)
+
+    def _next_waiting(self) -> TokenSequence | None:
+        """Of the highest priority; of these of the tenant, and then the request, that holds the
+        fewest places; of equals the one that waits the longest."""
+        of_tenant = Counter(s.request.tenant for s in self.running)
+        of_request = Counter(s.request.request_id for s in self.running)
+
+        def turn(sequence: TokenSequence) -> tuple[int, int, int]:
+            request = sequence.request
+            return request.priority, of_tenant[request.tenant], of_request[request.request_id]
+
+        may = (s for s in self.waiting if of_request[s.request.request_id] < self._max_per_request)
+        return min(may, key=turn, default=None)
+
+    def _displace(self) -> None:
+        """Gives places of running sequences to waiting ones of a higher priority."""
+        while len(self.running) == self._max_running:
+            first, last = self._next_waiting(), next(reversed(self.running))
+            if first is None or first.request.priority >= last.request.priority:
+                return
+            del self.running[last]
+            if last.held is not None:
+                self._preempt(last)
+            self.memory.release(last)
+            self.waiting = {last: None, **self.waiting}
+            self._fill_places()
 
     @property
     def decoding(self) -> list[TokenSequence]:
@@ -110,6 +142,7 @@ class Scheduler:
         to the shortest ones, so that a short prompt need not sit behind a long one.
         """
         self.memory.poll()
+        self._displace()
         decoding = [
             self._chunk(s, 1) for s in list(self.running) if s.is_decoding and self._has_page(s)
         ]
@@ -153,7 +186,7 @@ class Scheduler:
     def _prefill_chunks(self, prefilling: Sequence[TokenSequence], is_alone: bool) -> list[Chunk]:
         """`is_alone`: no other sequence gets on in this step."""
         oldest, *others = prefilling
-        others.sort(key=lambda s: s.num_remaining)
+        others.sort(key=lambda s: (s.request.priority, s.num_remaining))
         chunks: list[Chunk] = []
         left, may_start = self._prefill_budget, True
         for sequence in [oldest, *others]:
@@ -260,7 +293,9 @@ class Scheduler:
     def check(self) -> None:
         """Asserts what must hold between two steps."""
         assert len(self.running) <= self._max_running
-        assert len(self.waiting) <= self._max_waiting
+        assert self._queue_len <= self._max_waiting
+        priorities = [s.request.priority for s in self.running]
+        assert priorities == sorted(priorities)
         held = Counter(s.request.request_id for s in self.running)
         assert all(count <= self._max_per_request for count in held.values())
         assert len(self.running) == self._max_running or all(
@@ -269,7 +304,7 @@ class Scheduler:
         assert not self.running.keys() & self.waiting.keys()
         for s in self.waiting:
             assert s.finish_reason is s.held is None
-            assert s.num_computed == len(s.generated_ids) == 0
+            assert s.num_computed == 0
         for s in self.running:
             assert s.finish_reason is None
             assert s.num_remaining == 1 if s.is_decoding else s.num_remaining > 0

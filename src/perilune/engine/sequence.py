@@ -25,6 +25,8 @@ class TokenSequence:
     num_computed: int = 0
     """Tokens that its memory holds. A KDA state has no way back: a sequence that has lost its
     memory starts anew, at 0 or where a state was kept."""
+    had_place: bool = False
+    """In the batch: it counts as waiting in the queue only before."""
     held: Holding | None = None
     """Given when the first token is computed, taken at the end or when others need it more."""
     num_counted: int = 0

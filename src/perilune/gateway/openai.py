@@ -80,6 +80,9 @@ def parse_chat(body: bytes, call_id: str) -> ChatCall:
         thinking=thinking.on,
         thinking_effort=thinking.effort,
         max_tokens=wire.max_completion_tokens or wire.max_tokens,
+        priority=wire.priority or 0,
+        tenant=wire.user or "",
+        timeout_s=wire.timeout_s,
         cache_ttl_s=wire.cache_ttl_s,
         stop=to_stop(wire),
         sampling=to_sampling(wire, num_chat_logprobs(wire)),
@@ -105,6 +108,9 @@ def parse_completion(body: bytes, call_id: str) -> CompletionCall:
             sampling=to_sampling(wire, wire.logprobs),
             echo=bool(wire.echo),
             ignore_eos=bool(wire.ignore_eos),
+            priority=wire.priority or 0,
+            tenant=wire.user or "",
+            timeout_s=wire.timeout_s,
             cache_ttl_s=wire.cache_ttl_s,
         )
         for prompt in _to_prompts(wire)

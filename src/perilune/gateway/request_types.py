@@ -48,6 +48,12 @@ class SamplingBody(Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    user: Annotated[str, Meta(max_length=256)] | None = None
+    """Users take turns where requests have to wait."""
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    """Not of OpenAI, as in other servers: the lower comes first."""
+    timeout_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """Not of OpenAI: an answer that is not complete by then is given up."""
     cache_ttl_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
     """Not of OpenAI: the prompt stays in the prefix cache for so long."""
 

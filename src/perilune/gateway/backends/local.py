@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 
-from perilune.core.errors import EngineError
+from perilune.core.errors import DeadlineError, EngineError
 from perilune.core.protocols import Engine
 from perilune.core.types import (
     ChatEvent,
@@ -52,7 +53,7 @@ class LocalModel:
         reader = ChatReader(self._format.parser(request), request.stop)
         stop_ids = self._format.stop_ids
         tokens = self._token_request(request, prompt_ids, stop_ids, grammar=grammar)
-        async with closing(self._run(tokens, reader)) as events:
+        async with closing(self._run(tokens, reader, request.timeout_s)) as events:
             async for event in events:
                 yield event
 
@@ -69,7 +70,7 @@ class LocalModel:
         echo = ""
         if request.echo:
             echo = await asyncio.to_thread(self._tokenizer.decode, prompt_ids)
-        async with closing(self._run(tokens, reader)) as events:
+        async with closing(self._run(tokens, reader, request.timeout_s)) as events:
             async for event in events:
                 if echo:  # only now, since a refused prompt must not be shown first
                     yield TextDelta(text=echo)
@@ -98,13 +99,20 @@ class LocalModel:
             stop_ids=stop_ids,
             ignore_eos=ignore_eos,
             grammar=grammar,
+            priority=request.priority,
+            tenant=request.tenant,
             pin_s=request.cache_ttl_s,
         )
 
-    async def _run(self, tokens: TokenRequest, reader: Reader) -> AsyncIterator[ChatEvent]:
+    async def _run(
+        self, tokens: TokenRequest, reader: Reader, timeout_s: float | None
+    ) -> AsyncIterator[ChatEvent]:
         num_tokens, last = 0, TokenEvent(request_id=tokens.request_id, token_id=None)
         reason: FinishReason | None = None
-        async with closing(self._engine.generate(tokens)) as events:
+        async with (
+            closing(self._engine.generate(tokens)) as untimed,
+            closing(_in_time(untimed, timeout_s)) as events,
+        ):
             async for event in events:
                 reason = event.finish_reason
                 if reason == "error":
@@ -139,6 +147,25 @@ class LocalModel:
             return list(reader.feed(token_id, logprob, ends=event.finish_reason == "stop"))
         except TextError as error:  # not the client's fault, which a TextError would mean
             raise EngineError(f"the model wrote what its tokenizer cannot read: {error}") from error
+
+
+async def _in_time(
+    events: AsyncIterator[TokenEvent], timeout_s: float | None
+) -> AsyncIterator[TokenEvent]:
+    """Raises DeadlineError where there is no next event `timeout_s` from now. The time that the
+    reader of these events takes counts, too."""
+    if timeout_s is None:
+        async for event in events:
+            yield event
+        return
+    ends_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            yield await asyncio.wait_for(anext(events), ends_s - time.monotonic())
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise DeadlineError(f"the answer took longer than {timeout_s:g} s") from None
 
 
 def _to_text(logprob: TokenLogprob | None, tokenizer: Tokenizer) -> TextLogprob | None:

@@ -1,4 +1,4 @@
-"""What a request asks of the prefix cache, and what it is told."""
+"""What a request asks of the prefix cache and of the queue, and what it is told."""
 
 from __future__ import annotations
 
@@ -61,3 +61,24 @@ def test_each_request_of_a_body_has_its_ttl(parse, body):
         with pytest.raises(BodyError) as refused:
             parse(json.dumps(body | {"cache_ttl_s": wrong}).encode(), "id")
         assert refused.value.param == "cache_ttl_s"
+
+
+@pytest.mark.parametrize(("parse", "body"), [(parse_chat, CHAT), (parse_completion, COMPLETION)])
+def test_each_request_of_a_body_has_its_place_in_the_queue(parse, body):
+    [plain, *_] = parse(json.dumps(body).encode(), "id").requests
+    assert (plain.priority, plain.tenant, plain.timeout_s) == (0, "", None)
+    said = {"priority": -3, "user": "anna", "timeout_s": 1.5}
+    for request in parse(json.dumps(body | said).encode(), "id").requests:
+        assert (request.priority, request.tenant, request.timeout_s) == (-3, "anna", 1.5)
+
+
+def test_priority_and_tenant_reach_the_engine():
+    engine = FakeEngine(lambda request: [ord("a")])
+    request = CompletionRequest(request_id="r", model="m", prompt="a", priority=2, tenant="anna")
+
+    async def ask() -> None:
+        async for _ in LocalModel(engine, XtmlFormat(byte_level())).complete(request):
+            pass
+
+    asyncio.run(ask())
+    assert (engine.requests[0].priority, engine.requests[0].tenant) == (2, "anna")

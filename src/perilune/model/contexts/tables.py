@@ -98,11 +98,15 @@ def prefill_table(rows: Sequence[PrefillRow]) -> str:
 
 
 def batches(rows: Sequence[DecodeRow]) -> list[int]:
-    """Those that were measured of more than one stack."""
-    stacks: dict[int, set[str]] = {}
-    for row in rows:
-        stacks.setdefault(row.num_sequences, set()).add(row.stack)
-    return sorted(batch for batch, of in stacks.items() if len(of) > 1)
+    """Those at which the hybrid was measured beside another stack, of the same context."""
+    return sorted(
+        {
+            row.num_sequences
+            for row in rows
+            for stack in (ALL_MLA, GQA)
+            if ratio(rows, stack, row.context, row.num_sequences)
+        }
+    )
 
 
 def report(results: ResultFile) -> str:

@@ -1,4 +1,4 @@
-"""What the whole server leaves of the bare model's speed: tokens/s by number of streams, on the CPU.
+"""What the whole server leaves of the bare model's tokens/s, by number of streams, on the CPU.
 
     python benchmarks/served_cpu.py [MODEL_DIR] [--streams 1,2,4,8] [--rounds R] [--out FILE]
 

@@ -230,7 +230,7 @@ async def engine_of(directory: Path) -> AsyncIterator[tuple[EngineClient, Superv
     """Whatever happens meanwhile, no process is left at the end."""
     supervisor = Supervisor(
         "perilune.engine.opening:open_core",
-        policy=RestartPolicy(quick_s=0),
+        policy=RestartPolicy(quick_s=0, wait_s=300),
         model_dir=str(directory),
         tensor_parallel=2,
         threads=1,

@@ -10,7 +10,7 @@ PIP       := $(BIN)/python -m pip install -q --no-input --disable-pip-version-ch
 # One torch thread a test process: on tiny models two threads on two cores lose to one.
 ONE_THREAD := PERILUNE_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help serve test test-gpu test-gpus test-kills check fix docs bench clean
+.PHONY: help serve test test-gpu test-gpus test-kills test-schedules check fix docs bench clean
 
 help:                            ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,6 +32,9 @@ test-gpus: $(VENV)/.dev          ## check a model and K3's layers shared by two 
 
 test-kills: $(VENV)/.dev         ## kill the engine's process mid-stream a hundred times
 	KILLS=100 $(ONE_THREAD) $(BIN)/python -m pytest tests/engine/test_process_kills.py $(ARGS)
+
+test-schedules: $(VENV)/.dev     ## a million steps of the engine under random schedules
+	$(ONE_THREAD) $(BIN)/python tests/engine/schedules.py --out runs/schedules.json $(ARGS)
 
 check: $(VENV)/.dev              ## lint, format, room contracts, types, generated documents
 	$(BIN)/ruff check .

@@ -7,15 +7,20 @@ model raises where a slot or a page is not what its sequence computed; freed mem
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from torch import Tensor
 
 from perilune.core.errors import OverloadedError
 from perilune.core.types import EngineInfo, SamplingParams, TokenRequest
@@ -37,6 +42,8 @@ from perilune.engine.sequence import TokenSequence
 
 INFO = EngineInfo(model_id="fake", vocab_size=16, max_context=60, eos_ids=frozenset({3}))
 PAGE = 4
+RARE = st.integers(0, 30)
+"""One of those that are open, or nobody: what ends them too often hides what they leave."""
 COST = CostModel(token_flops=1e6, pair_flops=10.0, row_bytes=8, state_bytes=64)
 
 
@@ -48,7 +55,22 @@ class Expected:
     out: list[int] = field(default_factory=list)
 
 
+class BreakingModel(FakeModel):
+    """Its logits after some histories are NaN."""
+
+    def __init__(self) -> None:
+        super().__init__(INFO.vocab_size, PAGE)
+        self.broken: set[tuple[int, ...]] = set()
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        row_V = super().logits(ids)
+        return row_V * torch.nan if tuple(ids) in self.broken else row_V
+
+
 class MemoryMachine(RuleBasedStateMachine):
+    counted: ClassVar[Counter[str]] = Counter()
+    """What all runs have been through."""
+
     @initialize(
         pages=st.sampled_from([24, 14, 8]),
         slots=st.sampled_from([1, 3, 6, 9, 12]),
@@ -72,7 +94,7 @@ class MemoryMachine(RuleBasedStateMachine):
     ) -> None:
         self.thread = LateExecutor()
         self.folder = tempfile.TemporaryDirectory()
-        self.model = FakeModel(INFO.vocab_size, PAGE)
+        self.model = BreakingModel()
         self.drafter = None
         if guesses is not None:
             draw = Random(guesses)
@@ -157,12 +179,41 @@ class MemoryMachine(RuleBasedStateMachine):
                 return
             self.open_ones.append(Expected(sequence, prompt, limit))
 
-    @rule(which=st.integers(0, 10))
+    @rule(which=RARE)
     def abort(self, which: int) -> None:
-        if self.open_ones:
-            expected = self.open_ones.pop(which % len(self.open_ones))
+        if which < len(self.open_ones):
+            expected = self.open_ones.pop(which)
             self.core.abort(expected.sequence)
             assert expected.sequence.held is None
+            self.counted["aborts"] += 1
+
+    @rule(which=RARE)
+    def abort_while_the_model_runs(self, which: int) -> None:
+        """What that frees is read by the step under way, and nobody else's before its end."""
+        memory = self.core.scheduler.memory
+        pools, freed_pages, freed_slots = memory.pools, [], []
+        assert isinstance(pools, FakePools)
+
+        def abort(_: object) -> None:
+            self.model.on_call = lambda _: None
+            memory.pages.on_free = freed_pages.extend
+            memory.slots.on_free = freed_slots.extend
+            self.abort(which)
+            memory.pages.on_free = pools.poison_pages
+            memory.slots.on_free = pools.poison_slots
+
+        self.model.on_call = abort
+        self._step()
+        self.model.on_call = lambda _: None
+        pools.poison_pages([page for page in freed_pages if not memory.pages.count(page)])
+        pools.poison_slots([slot for slot in freed_slots if not memory.slots.count(slot)])
+
+    @rule(which=RARE)
+    def break_one(self, which: int) -> None:
+        """E10: its next logits are NaN; so are those of whoever has the very same text."""
+        if which < len(self.open_ones):
+            expected = self.open_ones[which]
+            self.model.broken.add((*expected.prompt, *expected.out))
 
     @rule(num_pages=st.integers(0, 5), num_slots=st.integers(0, 3))
     def evict(self, num_pages: int, num_slots: int) -> None:
@@ -171,21 +222,28 @@ class MemoryMachine(RuleBasedStateMachine):
         if cache is not None:
             cache.evict(num_pages, num_slots)
 
-    @rule(count=st.integers(1, 6))
+    @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
         for _ in range(count):
             self._step()
 
     def _step(self) -> None:
-        num_calls = len(self.model.calls)
+        num_calls, is_open = len(self.model.calls), bool(self.open_ones)
         memory = self.core.scheduler.memory
         memory.wait = lambda: self.thread.run(1)
         emitted = self.core.step()
         has_run = len(self.model.calls) > num_calls
-        assert has_run == bool(self.open_ones) or memory.restoring, "nobody gets on"
+        assert has_run == is_open or memory.restoring, "nobody gets on"
+        self.counted["steps"] += has_run
         by_sequence = {e.sequence: e for e in self.open_ones}
         for sequence, event in emitted:
             expected = by_sequence[sequence]
+            if (*expected.prompt, *expected.out) in self.model.broken:
+                assert event.token_id is None
+                assert event.finish_reason == "error"
+                self.open_ones.remove(expected)
+                self.counted["faults"] += 1
+                continue
             token = self.model.continuation(expected.prompt + expected.out, 1)[0]
             expected.out.append(token)
             is_full = len(expected.out) == expected.limit
@@ -224,6 +282,7 @@ class MemoryMachine(RuleBasedStateMachine):
                 break
             self._step()
         assert not self.open_ones, "some sequences never end"
+        self._count()
         self.core.step()
         assert self.drafter is None or not self.drafter.known
         memory = self.core.scheduler.memory
@@ -235,6 +294,18 @@ class MemoryMachine(RuleBasedStateMachine):
         assert not list(Path(self.folder.name).glob("*/*.cache"))
         self.core.close()
         self.folder.cleanup()
+
+    def _count(self) -> None:
+        stats = self.core.stats()
+        self.counted.update(
+            machines=1,
+            prompt_tokens=stats.prompt_tokens_total,
+            prefix_cache_hit_tokens=stats.prefix_cache_hit_tokens_total,
+            generated_tokens=stats.generated_tokens_total,
+            preemptions=stats.preemptions_total,
+            drafted_tokens=stats.drafted_tokens_total,
+            accepted_tokens=stats.accepted_tokens_total,
+        )
 
 
 TestMemoryMachine = MemoryMachine.TestCase

@@ -1,0 +1,97 @@
+"""Random schedules until so many steps of the engine have run: `make test-schedules`.
+
+The machine of `test_memory_machine`, driven by plain random numbers: hypothesis finds and shrinks,
+and takes most of the time for that. Each machine has a number, from which it can be had again
+(`--first NUMBER --steps 1`). What all have been through is written as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+from itertools import count
+from pathlib import Path
+from random import Random
+
+from test_memory_machine import MemoryMachine
+
+NUM_ACTIONS = 150
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1_000_000, help="of the engine (%(default)s)")
+    parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="(%(default)s)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    args = parser.parse_args()
+    logging.disable(logging.WARNING)  # damaged files are said there
+    counted, start_s = MemoryMachine.counted, time.monotonic()
+    for number in count(args.first):
+        if counted["steps"] >= args.steps:
+            break
+        if number % 500 == 0:
+            print(f"machine {number}, {counted['steps']} steps so far", flush=True)
+        try:
+            run(number)
+        except BaseException:
+            print(f"machine {number} has failed", flush=True)
+            raise
+    found = {"first": args.first, **dict(sorted(counted.items()))}
+    found["seconds"] = round(time.monotonic() - start_s)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(found))
+
+
+def run(number: int) -> None:
+    draw = Random(number)
+    machine = MemoryMachine()
+    machine.open(
+        pages=draw.choice([24, 14, 8]),
+        slots=draw.choice([1, 3, 6, 9, 12]),
+        budget=draw.choice([16, 7, 1]),
+        interval=draw.choice([0, 3, 8]),
+        is_caching=draw.random() < 0.85,
+        host_bytes=draw.choice([0, 200, 1000]),
+        disk_bytes=draw.choice([0, 2500]),
+        guesses=draw.choice([None, draw.getrandbits(32)]),
+    )
+    for _ in range(NUM_ACTIONS):
+        act(machine, draw)
+        machine.scheduler_agrees()
+        machine.states_are_those_of_their_tokens()
+    machine.teardown()
+
+
+def act(machine: MemoryMachine, draw: Random) -> None:
+    kind = draw.choices(["step", "add", "move", "evict", "damage", "end"], [40, 30, 8, 8, 2, 4])[0]
+    match kind:
+        case "step":
+            machine.step(count=draw.randint(1, 12))
+        case "add":
+            machine.add(
+                source=draw.randint(0, 3),
+                kept=draw.choice([60, 60, 17, 7, 0]),
+                new=[draw.randint(0, 15) for _ in range(draw.randint(0, 9))],
+                max_tokens=draw.choice([2, 5, 30]),
+                choices=draw.randint(1, 3),
+                request_id=draw.choice("abc"),
+                priority=draw.choice([0, 0, 0, 1, -1]),
+            )
+        case "move":
+            machine.move(num=draw.randint(1, 4))
+        case "evict":
+            machine.evict(num_pages=draw.randint(0, 5), num_slots=draw.randint(0, 3))
+        case "damage":
+            machine.damage(at=draw.randint(0, 200))
+        case "end":
+            end = draw.choice(
+                [machine.abort, machine.abort_while_the_model_runs, machine.break_one]
+            )
+            end(which=draw.randint(0, 5))
+
+
+if __name__ == "__main__":
+    main()

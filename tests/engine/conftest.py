@@ -1,6 +1,6 @@
 """Requests, and engines on the fake model.
 
-`process_cores`, a module of this folder, is found under its plain name.
+Modules of this folder that are no tests are found under their plain names.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from perilune.engine.fake_pools import Fed
 from perilune.engine.host import Opened
 from perilune.engine.thread import EngineThread
 
-found = importlib.util.spec_from_file_location(
-    "process_cores", Path(__file__).with_name("process_cores.py")
-)
-sys.modules["process_cores"] = importlib.util.module_from_spec(found)
-found.loader.exec_module(sys.modules["process_cores"])
+for name in ("process_cores", "memory_machine", "schedules"):
+    found = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    sys.modules[name] = importlib.util.module_from_spec(found)
+    found.loader.exec_module(sys.modules[name])
 
 COST = CostModel(token_flops=1e6, pair_flops=10.0, row_bytes=8, state_bytes=64)
 EOS_ID = 7

@@ -1,6 +1,6 @@
 """Random schedules until so many steps of the engine have run: `make test-schedules`.
 
-The machine of `test_memory_machine`, driven by plain random numbers: hypothesis finds and shrinks,
+The machine of `memory_machine`, driven by plain random numbers: hypothesis finds and shrinks,
 and takes most of the time for that. Each machine has a number, from which it can be had again
 (`--first NUMBER --steps 1`). What all have been through is written as JSON.
 """
@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from test_memory_machine import MemoryMachine
+from memory_machine import MemoryMachine
 
 NUM_ACTIONS = 150
 

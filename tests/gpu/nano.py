@@ -21,6 +21,7 @@ from unittest import mock
 
 import torch
 from steps import Together, check_graph, check_mixed, mixed_truth
+from tiers import check_tiers
 from torch import Tensor
 
 from perilune.engine.generate import generate
@@ -286,6 +287,7 @@ def main() -> int:
     for dtype in LIMITS:
         model = load_model(NANO, device=args.device, dtype=dtype).model
         check_mixed(table.add, dtype, model, truth, LIMITS[dtype])
+        check_tiers(table.add, dtype, model, prompts)
         if args.device == "cuda" and dtype == "bfloat16":
             check_graph(table.add, dtype, model)
     for dtype in LIMITS:

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"
 DECODE, PRODUCTS, PLAIN = triton_decode, triton_products, triton_plain
 SCHEDULE, COMBINE = triton_schedule, triton_combine
 USERS = (triton, triton_mxfp4, DECODE, PRODUCTS, PLAIN, SCHEDULE, COMBINE)
+IN_TWO = triton_products.Tile(32, 1, 4, 1, more=16)
 # The last tile's columns, and each expert's last tile of tokens, are not full.
 TOKENS, EXPERTS, WIDTH, INNER = 17, 2, 160, 40
 
@@ -66,6 +67,19 @@ FAULTS = {
     "the last columns lost": Fault(
         PRODUCTS, "tl.range(0, COLUMN_TILES,", "tl.range(0, (COLUMN_TILES + 1) // 2,"
     ),
+    "one token for all of the second product": Fault(
+        PRODUCTS, "row_O[:, None] * x_stride", "0 * row_O[:, None]", "mxfp4 in two"
+    ),
+    "the first places again": Fault(PRODUCTS, "+ FIRST +", "+ 0 * FIRST +", "mxfp4 in two"),
+    "the last columns for the second product": Fault(
+        PRODUCTS,
+        "_columns(more_at, here_O, k,",
+        "_columns(more_at, here_O, COLUMN_TILES - 1 - k,",
+        "mxfp4 in two",
+    ),
+    "the second product without weights": Fault(
+        PRODUCTS, "acc_MO = tl.dot(w_MK", "acc_MO = tl.dot(0 * w_MK", "mxfp4 in two"
+    ),
     "a second tile that is the first": Fault(SCHEDULE, "+ tile_I * TOKENS", "+ 0 * tile_I"),
     "the next expert's tokens": Fault(
         SCHEDULE,
@@ -85,11 +99,11 @@ FAULTS = {
 @cache
 def inputs(case):
     generator = torch.Generator().manual_seed(5)
-    x_TL = torch.randn(TOKENS, WIDTH if case == "mxfp4" else 40, generator=generator)
+    x_TL = torch.randn(TOKENS, WIDTH if case != "plain" else 40, generator=generator)
     expert_TR = torch.rand(TOKENS, EXPERTS, generator=generator).argsort(1)
     made = {"x_TL": x_TL, "expert_TR": expert_TR, "beta": 4.0, "linear_beta": 25.0}
     made["weight_TR"] = torch.randn(TOKENS, EXPERTS, generator=generator)
-    if case == "mxfp4":
+    if case != "plain":
         w13 = packed(generator, EXPERTS, 2 * INNER, WIDTH, (122, 126))
         w2 = packed(generator, EXPERTS, WIDTH, 64, (122, 126))
         made |= {"w13_EMKW": tiled(w13, gated=True), "w2_EMKW": tiled(w2, gated=False)}
@@ -100,24 +114,26 @@ def inputs(case):
 
 @cache
 def truth(case):
-    op = mxfp4_oracle.experts_mxfp4 if case == "mxfp4" else oracle.experts
+    op = mxfp4_oracle.experts_mxfp4 if case != "plain" else oracle.experts
     return run(op, as_double(inputs(case)), grad=False)
 
 
-def found(case):
+def found(case, monkeypatch):
     """Every comparison of the kernels as they are now with the truth."""
-    op = triton_mxfp4.experts_mxfp4 if case == "mxfp4" else triton.experts
+    if case == "mxfp4 in two":
+        monkeypatch.setattr(triton_mxfp4, "tile_for", lambda *_: IN_TWO)
+    op = triton_mxfp4.experts_mxfp4 if case != "plain" else triton.experts
     got = run(op, dict(inputs(case)), grad=False)
     return list(compare(got, truth(case), FP32[torch.float32]))
 
 
-@pytest.mark.parametrize("case", ["mxfp4", "plain"])
-def test_nothing_is_red_without_a_fault(case):
-    assert [each for each in found(case) if not each.error <= each.bound] == []
+@pytest.mark.parametrize("case", ["mxfp4", "mxfp4 in two", "plain"])
+def test_nothing_is_red_without_a_fault(case, monkeypatch):
+    assert [each for each in found(case, monkeypatch) if not each.error <= each.bound] == []
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_seen(name, tmp_path, monkeypatch):
     fault = FAULTS[name]
     plant_in_source(*fault[:3], USERS, tmp_path, monkeypatch)
-    assert any(not each.error <= each.bound for each in found(fault.case))
+    assert any(not each.error <= each.bound for each in found(fault.case, monkeypatch))

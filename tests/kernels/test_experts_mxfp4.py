@@ -122,7 +122,7 @@ def test_every_place_is_in_one_tile_of_its_expert(counts, tokens):
 
 @pytest.mark.parametrize(
     ("tokens", "want"),
-    [(1, 16), (32, 16), (128, 16), (256, 16), (1024, 32), (2048, 64), (4096, 64)],
+    [(1, 16), (32, 16), (128, 16), (256, 16), (1024, 32), (2048, 64), (4096, 96)],
 )
 def test_tiles_of_k3(tokens, want):
     assert tile_for(16 * tokens, 896, torch.bfloat16).tokens == want
@@ -132,12 +132,24 @@ def test_tiles_of_k3(tokens, want):
 
 def test_few_pairs_of_many_experts_are_not_one_tile():
     assert tile_for(2048, 4096, torch.bfloat16) == TILES[16]
-    assert tile_for(2048, 1, torch.bfloat16) == TILES[64]
+    assert tile_for(2048, 1, torch.bfloat16) == TILES[96]
 
 
 def drawn(tokens=11, experts=5):
     inputs = _from_mxfp4(generator(3), torch.float32, tokens, experts).values()
     return [x.detach() if isinstance(x, torch.Tensor) else x for x in inputs]
+
+
+@pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
+def test_every_tile_with_full_and_ragged_experts(tile, monkeypatch):
+    inputs = drawn(tokens=231, experts=5)
+    counts = torch.tensor([64, 70, 0, 96, 1])
+    inputs[1] = torch.arange(5).repeat_interleave(counts).flip(0)[:, None]
+    inputs[2] = inputs[2][:, :1]
+    monkeypatch.setattr(triton_mxfp4, "tile_for", lambda *_: tile)
+    want = mxfp4_oracle.experts_mxfp4(*inputs)
+    got = triton_mxfp4.experts_mxfp4(*inputs)
+    assert ((got - want).norm(dim=1) < 1e-5 * want.norm(dim=1)).all()
 
 
 def test_nobody_s_pairs_add_nothing():

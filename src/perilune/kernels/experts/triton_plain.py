@@ -135,7 +135,7 @@ def _plain_product(
     expert = tl.load(tile_at)
     if expert < 0:
         return
-    n_, here_N, row_N = tokens(tile_at, pair_p, ACTIVE, BN)
+    n_, here_N, row_N = tokens(tile_at, pair_p, ACTIVE, BN, 0)
     m_, k_ = tl.arange(0, BM), tl.arange(0, BK)
     if GATED:
         # Gate and up rows alternate in runs of 8, as `finish` wants them.

@@ -1,7 +1,7 @@
 """The experts' products straight from MXFP4: a program multiplies rows of weights by some tokens.
 
 Legend: P pairs (in the experts' order), L expert input width, I intermediate width (padded to
-whole tiles), T tokens, R experts a token; M weight rows, N tokens, K columns of a tile.
+whole tiles), T tokens, R experts a token; M weight rows, N and O tokens, K columns of a tile.
 
 Weights are the left operand: their rows fill a tensor core's tile of 64 however few the tokens
 are, and their values go from registers into the product. Only packed bytes cross the memory, in
@@ -32,19 +32,21 @@ class Tile(NamedTuple):
     """Of 64 weight rows each, where a matrix has so many: one, two or four."""
     num_warps: int
     num_stages: int
+    more: int = 0
+    """So many of the tokens are multiplied apart from the rest: both are powers of two."""
 
 
 TILES = {
     16: Tile(16, 2, 4, 4),
     32: Tile(32, 2, 4, 4),
     64: Tile(64, 2, 8, 3),
+    96: Tile(96, 4, 16, 3, more=32),
     128: Tile(128, 2, 8, 3),
 }
-"""By their tokens. Two row tiles share what is read of the tokens."""
+"""By their tokens. Two row tiles share what is read of the tokens; of many tokens, four."""
 FP32_TILE = Tile(16, 1, 4, 1)
-WIDEST = 64
-"""Tokens beyond which another tile of the same weights is better: at 128 the accumulators leave no
-room for a second program, which would decode while the first one multiplies."""
+WIDEST = 96
+"""Tokens beyond which another tile of the same weights is better."""
 
 
 def tile_for(pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
@@ -106,7 +108,8 @@ def _launch(
         COLUMN_TILES=w_EMKW.shape[2],
         PROGRAMS=programs,
         BM=row_tiles,
-        BN=tile.tokens,
+        BN=tile.tokens - tile.more,
+        MORE=tile.more,
         BK=COLUMNS,
         WORDS=WORDS,
         SCALE_WORDS=SCALE_WORDS,
@@ -138,6 +141,7 @@ def _product(
     PROGRAMS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
+    MORE: tl.constexpr,
     BK: tl.constexpr,
     WORDS: tl.constexpr,
     SCALE_WORDS: tl.constexpr,
@@ -159,7 +163,7 @@ def _product(
     expert = tl.load(tile_at)
     if expert < 0:
         return
-    n_, here_N, row_N = tokens(tile_at, pair_p, ACTIVE, BN)
+    n_, here_N, row_N = tokens(tile_at, pair_p, ACTIVE, BN, 0)
     k_ = tl.arange(0, BK)
     x_at = x_p + row_N[:, None] * x_stride + k_[None, :]
     TILE: tl.constexpr = WORDS + SCALE_WORDS
@@ -168,22 +172,38 @@ def _product(
     s_at = w_at + WORDS + tl.arange(0, SCALE_WORDS)[None, :]
     w_at += tl.arange(0, WORDS)[None, :]
     acc_MN = tl.zeros([BM * 64, BN], tl.float32)
+    BO: tl.constexpr = MORE if MORE else BN
+    more_, here_O, row_O = tokens(tile_at, pair_p, ACTIVE, BO, BN)
+    more_at = x_p + row_O[:, None] * x_stride + k_[None, :]
+    acc_MO = tl.zeros([BM * 64, BO], tl.float32)
     for k in tl.range(0, COLUMN_TILES, num_stages=STAGES):
-        here_NK = here_N[:, None]
-        if WIDTH % BK != 0:
-            here_NK = here_NK & (k_ < WIDTH - k * BK)[None, :]
-        x_NK = tl.load(x_at + k * BK, mask=here_NK, other=0.0)
+        x_NK = _columns(x_at, here_N, k, WIDTH, BK)
         words = tl.load(w_at + k * TILE)
         scales = tl.load(s_at + k * TILE)
         w_MK = weights(words, scales, x_p.dtype.element_ty, WIDE, PTX)
         acc_MN = tl.dot(w_MK, tl.trans(x_NK), acc_MN, input_precision=PRECISION)
+        if MORE:
+            x_OK = _columns(more_at, here_O, k, WIDTH, BK)
+            acc_MO = tl.dot(w_MK, tl.trans(x_OK), acc_MO, input_precision=PRECISION)
     finish(acc_MN, y_p, n_, here_N, rows, beta, linear_beta, OUT, GATED, PTX, FAST)
+    if MORE:
+        finish(acc_MO, y_p, more_, here_O, rows, beta, linear_beta, OUT, GATED, PTX, FAST)
 
 
 @triton.jit
-def tokens(tile_at, pair_p, ACTIVE: tl.constexpr, BN: tl.constexpr):
-    """Places, which of them are there, and the row of x (int64) of each, which so many share."""
-    n_ = tl.load(tile_at + 1) + tl.arange(0, BN)
+def _columns(x_at, here_N, k, WIDTH: tl.constexpr, BK: tl.constexpr):
+    """A column tile of the tokens."""
+    here_NK = here_N[:, None]
+    if WIDTH % BK != 0:
+        here_NK = here_NK & (tl.arange(0, BK) < WIDTH - k * BK)[None, :]
+    return tl.load(x_at + k * BK, mask=here_NK, other=0.0)
+
+
+@triton.jit
+def tokens(tile_at, pair_p, ACTIVE: tl.constexpr, BN: tl.constexpr, FIRST: tl.constexpr):
+    """Places from a tile's `FIRST`, which of them are there, and the row of x (int64) of each,
+    which so many share."""
+    n_ = tl.load(tile_at + 1) + FIRST + tl.arange(0, BN)
     here_N = n_ < tl.load(tile_at + 2)
     pair_N = n_
     if pair_p is not None:

@@ -15,7 +15,8 @@ import pytest
 from perilune.kernels.testing import use_interpreter
 
 use_interpreter()
-for name in ("toy_op", "toy_triton", "peer_stand_ins", "plugin_packages", "triton_faults"):
+HERE = ("toy_op", "toy_triton", "peer_stand_ins", "plugin_packages", "triton_faults")
+for name in (*HERE, "decode_programs"):
     found = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     sys.modules[name] = importlib.util.module_from_spec(found)
     found.loader.exec_module(sys.modules[name])

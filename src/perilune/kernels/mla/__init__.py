@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from perilune.kernels.common.cases import BF16, FP32, normal
@@ -92,10 +94,13 @@ def _rising(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     )
 
 
-def _k3(generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...]) -> Inputs:
-    """K3's rows. For all of its heads there are other programs, in bf16 alone: few are quick."""
-    heads = 96 if dtype == torch.bfloat16 else 3
-    shape = {"heads": heads, "rank": 512, "shared": 64, "page": 64}
+def _k3(
+    generator: torch.Generator, dtype: torch.dtype, lengths: tuple[int, ...], queries: int = 1
+) -> Inputs:
+    """K3's rows. For all of its heads there are other programs, in bf16 alone: few are quick, and
+    one query token."""
+    heads, queries = (96, queries) if dtype == torch.bfloat16 else (3, 1)
+    shape = {"queries": queries, "heads": heads, "rank": 512, "shared": 64, "page": 64}
     return _plain(_decode_inputs(generator, dtype, lengths, **shape)) | {"scale": 576**-0.5}
 
 
@@ -104,6 +109,35 @@ def _k3_far_apart(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
     inputs = _k3(generator, dtype, (290,))
     for page, factor in ((1, 40.0), (3, 90.0)):
         inputs["latent_PSC"][inputs["table_NW"][0, page]] *= factor
+    inputs["table_NW"][0, 2] = -1
+    return inputs
+
+
+WHOLE = 67
+"""Query tokens of which no GPU has two programs for each: one of them has the whole context."""
+
+
+def _k3_holes(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+    """Pages are missing between and before others that weigh as much, and all of one sequence."""
+    inputs = _k3(generator, dtype, (150, 70, 64), WHOLE)
+    for n, page in ((0, 1), (1, 0), (2, 0)):
+        inputs["table_NW"][n, page] = -1
+    return inputs
+
+
+K3_RISES = (-136.0, 0.0, 0.0, -70.0, 136.0)
+"""Of the pages of `k3_rises`: logarithms to base 2 of what their scores are raised by."""
+
+
+def _k3_rises(generator: torch.Generator, dtype: torch.dtype) -> Inputs:
+    """Of every other head, later pages weigh more than fp32 can tell; one is missing.
+
+    Only a shared channel raises scores, so that outputs are as large whatever weighs most."""
+    inputs = _k3(generator, dtype, (290,), WHOLE)
+    inputs["q_NQHC"][..., -1] = 0
+    inputs["q_NQHC"][..., ::2, -1] = 1 / inputs["scale"]
+    for page, rise in zip(inputs["table_NW"][0], K3_RISES, strict=True):
+        inputs["latent_PSC"][page, :, -1] = rise * math.log(2)
     inputs["table_NW"][0, 2] = -1
     return inputs
 
@@ -166,6 +200,8 @@ DECODE = OpSpec(
         "k3_far_apart": _k3_far_apart,
         "rising_scores": _rising,
         "rounded": _rounded,
+        "k3_holes": _k3_holes,
+        "k3_rises": _k3_rises,
     },
     tolerance=FP32,
     backend_tolerance={"cuda": FP32 | BF16},

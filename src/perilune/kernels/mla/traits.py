@@ -13,6 +13,9 @@ from perilune.kernels.registry import Inputs
 from perilune.kernels.traits import Traits
 
 HEADS, MANY_HEADS, K3_HEADS, K3_WIDTH = 3, 70, 96, 576
+LONG_SHARES = 65
+"""So many sequences of K3's rows have long contexts, and query tokens that leave few programs for
+each: on any GPU, a program's share of all contexts is then more than 64 tiles."""
 
 
 def _make(
@@ -37,11 +40,13 @@ def _make_cache(
     tables and pools of the same size."""
     n, full = sum(lengths), width >= 64
     page, pages = (64, 3) if full else (16, 2)
+    queries, heads = 2 - n % 2, HEADS
+    if width == K3_WIDTH and n == LONG_SHARES:
+        pages, queries = 56, 16
     contexts = (1, page - 1, page, page + 1, 0, pages * page, 2 * page - 3)
     first = int(torch.randint(len(contexts), (), generator=generator))
     chosen = [contexts[(first + i) % len(contexts)] for i in range(n)]
     rows_RC = normal(generator, dtype, sum(chosen), width).detach()
-    queries, heads = 2 - n % 2, HEADS
     if width == K3_WIDTH:
         # On a GPU, other programs serve other numbers of heads; K3's see one and two queries, few
         # sequences and so many that a program's share of them is long.

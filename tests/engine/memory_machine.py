@@ -144,6 +144,7 @@ class MemoryMachine(RuleBasedStateMachine):
         choices=st.integers(1, 3),
         request_id=st.sampled_from("abc"),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
+        pin_s=st.sampled_from([None, None, None, 10_000.0]),
     )
     def add(
         self,
@@ -154,12 +155,14 @@ class MemoryMachine(RuleBasedStateMachine):
         choices: int,
         request_id: str,
         priority: int,
+        pin_s: float | None,
     ) -> None:
         prompt = (self.texts[-1 - source % len(self.texts)][:kept] + new)[:50] or [1]
         self.texts.append(prompt)
         request = TokenRequest(
             request_id=request_id,
             priority=priority,
+            pin_s=pin_s,
             tenant=request_id if priority else "",
             prompt_ids=tuple(prompt),
             max_tokens=max_tokens,

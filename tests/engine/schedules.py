@@ -79,6 +79,7 @@ def act(machine: MemoryMachine, draw: Random) -> None:
                 choices=draw.randint(1, 3),
                 request_id=draw.choice("abc"),
                 priority=draw.choice([0, 0, 0, 1, -1]),
+                pin_s=draw.choice([None, None, None, 10_000.0]),
             )
         case "move":
             machine.move(num=draw.randint(1, 4))

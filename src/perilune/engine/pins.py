@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -42,6 +43,12 @@ class Pins:
         self._pinned[node] = None
         node.pinned_until_s = max(node.pinned_until_s, self._clock() + ttl_s)
         return Pin(node.end, node.pinned_until_s)
+
+    def clear(self) -> None:
+        """Nothing is pinned any more."""
+        for node in self._pinned:
+            node.pinned_until_s = -math.inf
+        self._pinned.clear()
 
     def _fits(self, pinned: Iterable[Node]) -> bool:
         ends = set(pinned)

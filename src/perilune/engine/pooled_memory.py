@@ -220,6 +220,15 @@ class PooledMemory:
         """Pages that its known tokens still need."""
         return self.num_pages(sequence.num_tokens) - len(_held(sequence).pages)
 
+    def squeeze(self) -> None:
+        """For a sequence that nobody is left to take memory from: gives up pins, too, or, where
+        that frees nothing, whatever no sequence holds."""
+        if self.cache is not None:
+            self.cache.unpin()
+            freed = self.cache.evict(self.pages.capacity, self.slots.capacity)
+            if not (freed.num_pages or freed.num_slots):
+                self.forget()
+
     def forget(self) -> None:
         """Gives up whatever no sequence holds."""
         if self.cache is not None:

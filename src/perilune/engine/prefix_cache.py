@@ -178,6 +178,10 @@ class PrefixCache:
         self._reclaimer.evict(num_pages - self._pages.num_free, num_slots - self._slots.num_free)
         return self._pages.num_free >= num_pages and self._slots.num_free >= num_slots
 
+    def unpin(self) -> None:
+        """Whatever is pinned can be evicted from now on."""
+        self._pins.clear()
+
     def pin(self, token_ids: TokenIds, ttl_s: float) -> Pin | None:
         """Keeps the longest prefix of `token_ids` with a state on the card for `ttl_s` from now.
 

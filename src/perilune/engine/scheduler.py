@@ -173,7 +173,7 @@ class Scheduler:
         """False: that was `sequence` itself, and others hold memory."""
         holders = [s for s in self.running if s.held is not None]
         if holders == [sequence]:
-            self.memory.forget()
+            self.memory.squeeze()
             return True
         self._preempt(holders[-1])
         return holders[-1] is not sequence
@@ -226,8 +226,12 @@ class Scheduler:
         started = self.memory.start(sequence, reserved)
         if holders or started is not Started.NO_ROOM:
             return started
-        self.memory.forget()
-        return self.memory.start(sequence, 0)
+        self.memory.squeeze()
+        started = self.memory.start(sequence, 0)
+        if started is Started.NO_ROOM:
+            self.memory.forget()
+            started = self.memory.start(sequence, 0)
+        return started
 
     def _has_pages(self, sequence: TokenSequence, count: int, is_alone: bool) -> bool:
         while not self.memory.grow(sequence, sequence.num_computed + count):

@@ -12,6 +12,7 @@ from perilune.core.errors import UnsupportedError
 from perilune.kernels.bench.cases import bench, drawn
 from perilune.kernels.bench.inputs import Copies, tensors
 from perilune.kernels.kda.bench_cases import prefill_work, sequences
+from perilune.kernels.mla.bench_cases import EXCERPT_HEADS, prefill
 from perilune.kernels.registry import OPS, load_attr, spec
 
 COPY_RATE = 4269e9
@@ -137,3 +138,13 @@ def test_copies_of_shared_weights_are_as_many_as_what_their_calls_read_asks_for(
 def test_draws_are_scaled():
     x = drawn(torch.Generator().manual_seed(0), torch.float32, 4000, scale=3.0)
     assert float(x.std()) == pytest.approx(3, rel=0.05)
+
+
+def test_a_few_heads_are_what_the_reference_makes_of_them():
+    reference = load_attr(spec("mla_prefill").reference)
+    case = bench("mla_prefill").cases["L65536_H96"]
+    inputs = prefill((9,), 96, 4, 2, 4)(torch.Generator(), torch.float32)
+    whole = case.excerpt.results({"output 0": reference(**inputs)})["output 0"]
+    assert whole.shape[1] == len(EXCERPT_HEADS)
+    torch.testing.assert_close(reference(**case.excerpt.inputs(inputs)), whole)
+    assert all(str(head) in case.excerpt.said for head in EXCERPT_HEADS)

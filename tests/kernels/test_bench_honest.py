@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from perilune.kernels.bench import runner, stopwatch, subject
-from perilune.kernels.bench.cases import Bench, Case, Work, drawn
+from perilune.kernels.bench.cases import Bench, Case, Excerpt, Work, drawn
 from perilune.kernels.bench.ceilings import Ceilings
 from perilune.kernels.bench.errors import (
     DishonestError,
@@ -223,6 +223,36 @@ def test_the_reference_is_timed_under_its_own_name(plant):
 def test_outputs_remembered_by_pointer_are_wrong_on_new_values(plant, cheat):
     with pytest.raises(DishonestError, match=r"output 0 is off by .* on new values"):
         plant(cheat)
+
+
+@pytest.mark.parametrize("cheat", ["by_pointer", "by_pointer_and_version"])
+def test_they_are_wrong_in_one_copy_too(plant, monkeypatch, cheat):
+    monkeypatch.setitem(subject.LONG_CALL_S, "cpu", 0.0)
+    with pytest.raises(DishonestError, match=r"output 0 is off by .* on new values"):
+        plant(cheat)
+
+
+def test_a_long_call_has_one_copy(plant, monkeypatch):
+    made = []
+    one = Case(make=lambda *drawing: made.append(0) or timed_inputs(*drawing))
+    plant("honest", bench=replace(BENCH, cases={"one": one}))
+    monkeypatch.setitem(subject.LONG_CALL_S, "cpu", 0.0)
+    assert len(made) >= 3
+    made.clear()
+    plant("honest", bench=replace(BENCH, cases={"one": one}))
+    assert len(made) == 1
+
+
+def test_what_is_compared_of_a_case_is_told(plant):
+    part = Excerpt(
+        inputs=lambda inputs: inputs | {"x_TD": inputs["x_TD"][:5]},
+        results=lambda results: {name: x[:5] for name, x in results.items()},
+        said="errors of five rows",
+    )
+    one = Case(make=timed_inputs, excerpt=part)
+    (row,) = plant("honest", bench=replace(BENCH, cases={"one": one}))
+    assert row.marks == ["errors of five rows"]
+    assert row.error < 1e-5
 
 
 def test_less_work_on_a_repeated_input_is_noticed(plant):

@@ -203,6 +203,21 @@ def test_contenders_take_turns_and_every_round_has_new_values():
     assert [s.median for s in measured.spreads] == [1, 1]
 
 
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.1, 10), (1.0, 5)])
+def test_long_rounds_are_fewer(seconds, rounds):
+    new = []
+
+    class Slow:
+        slack_s = 0.0
+
+        def time(self, run):
+            run()
+            return Reading(seconds, seconds)
+
+    measure([Contender("a", [list])], lambda: new.append(0), Slow(), Settings(seconds=0))
+    assert len(new) == 1 + rounds
+
+
 def test_work_that_only_the_second_clock_sees_is_refused():
     class Blind:
         """Device events of one stream, while the work runs on another."""

@@ -57,6 +57,16 @@ class Peer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Excerpt:
+    """A part that can be computed alone, for sizes at which the reference would not fit."""
+
+    inputs: Callable[[Inputs], Inputs]
+    results: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    said: str = ""
+    """In the remarks of a row, where not all of the op's cases are compared so."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Case:
     make: Make
     shared: Make | None = None
@@ -71,19 +81,13 @@ class Case:
     graph: bool = False
     """Shorter than its launch: timed inside a CUDA graph, with the eager time beside."""
     peers: tuple[Peer, ...] = ()
+    excerpt: Excerpt | None = None
+    """In place of the op's."""
 
     def inputs(self, generator: torch.Generator) -> Inputs:
         """All that a call takes, in the case's dtype."""
         shared = {} if self.shared is None else self.shared(generator, self.dtype)
         return self.make(generator, self.dtype) | shared
-
-
-@dataclass(frozen=True, kw_only=True)
-class Excerpt:
-    """A part that can be computed alone, for sizes at which the reference would not fit."""
-
-    inputs: Callable[[Inputs], Inputs]
-    results: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)

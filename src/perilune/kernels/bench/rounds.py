@@ -11,6 +11,9 @@ from perilune.kernels.bench.contender import Contender
 from perilune.kernels.bench.errors import ImpossibleTimeError
 from perilune.kernels.bench.stopwatch import Reading, Stopwatch, agree
 
+LONG_S, LONG_ROUNDS = 6.0, 5
+"""Where the fewest rounds would take longer than that, these do."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -60,7 +63,10 @@ def measure(
     refresh()
     warm = [_warm(contender, stopwatch) for contender in contenders]
     num_rounds = int(settings.seconds / max(1e-9, sum(warm) + warm[0] / 2))
-    num_rounds = min(settings.max_rounds, max(settings.min_rounds, num_rounds))
+    fewest = settings.min_rounds
+    if fewest * sum(warm) > LONG_S:
+        fewest = min(fewest, LONG_ROUNDS)
+    num_rounds = min(settings.max_rounds, max(fewest, num_rounds))
     readings: list[list[Reading]] = [[] for _ in contenders]
     repeats = []
     for i in range(num_rounds):

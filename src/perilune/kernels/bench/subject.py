@@ -6,6 +6,7 @@ served, and a backend that hands the case to the reference.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,6 +30,9 @@ MIN_ROUND_S = {"cuda": 1e-2, "cpu": 0.0}
 from Python what is reported: a GPU waits 0.1 to 0.3 ms for it, by how busy the host is."""
 LOW_BYTES_PER_S = {"cuda": 1e12, "cpu": 5e9}
 """What any such device reads from its memory."""
+LONG_CALL_S = {"cuda": 0.1, "cpu": math.inf}
+"""Such a call is a round of its own, whose values change before the next as in any other: what
+copies would add is time alone."""
 MAX_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}
 """Of all copies of the inputs."""
 
@@ -125,7 +129,7 @@ def subject(
         tolerance=chosen.tolerance[case.dtype],
         mutated=mutated_names(op.signature),
         backward=case.backward,
-        excerpt=declared.excerpt,
+        excerpt=declared.excerpt if case.excerpt is None else case.excerpt,
     )
     return Subject(
         what=what,
@@ -152,6 +156,8 @@ def _make_copies(
         size = TIMES_CACHE[device.type] * cache_bytes(device)
     slowest_read_s = bytes_read / LOW_BYTES_PER_S[device.type]
     # Cached inputs cannot speed up what takes a hundred times longer than to read them.
+    if call_s >= LONG_CALL_S[device.type]:
+        return
     copies.rotate_beyond(size if call_s < 100 * slowest_read_s else 0, bytes_read)
     affordable = MAX_BYTES[device.type] // max(1, copies.bytes_each)
     # `call_s` is mostly launch where a graph is asked for.

@@ -270,8 +270,7 @@ def test_what_comes_back_to_the_card_is_what_left_it(
     pools = model.model.new_pools(slots=1, pages=1)
     one = pools.slot_nbytes + 3 * pools.page_nbytes
     host_bytes = (3 if is_on_disk else 100) * one
-    cpu = torch.device("cpu")
-    bench = Bench(model, tiers=tiers_of(cpu, host_bytes, str(tmp_path) if is_on_disk else None))
+    bench = Bench(model, tiers=tiers_of(host_bytes, str(tmp_path) if is_on_disk else None))
     prompts = [ids_of(model, 150, seed) for seed in range(3)]
     bench.run(*prompts)
     cache, off_card = bench.memory.cache, bench.memory.off_card

@@ -43,11 +43,11 @@ def test_pages_and_states_come_back_bit_by_bit(dtype: torch.dtype) -> None:
         assert now[:, 1:].isnan().all()
 
 
-def test_a_cpu_has_no_tier_unless_it_is_asked_for() -> None:
-    assert tiers_of(CPU, None, None) is None
-    assert tiers_of(CPU, 0, None) is None
-    assert tiers_of(CPU, None, None, num_ranks=2) is None
-    assert tiers_of(CPU, 1, None) is not None
+def test_there_is_no_tier_unless_it_is_asked_for() -> None:
+    assert tiers_of(None, None) is None
+    assert tiers_of(0, None) is None
+    assert tiers_of(None, None, num_ranks=2) is None
+    assert tiers_of(1, None) is not None
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_a_cpu_has_no_tier_unless_it_is_asked_for() -> None:
 )
 def test_what_cannot_be(host_bytes, disk, num_ranks, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        tiers_of(CPU, host_bytes, disk, num_ranks=num_ranks)
+        tiers_of(host_bytes, disk, num_ranks=num_ranks)
 
 
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     pools = Pools.of(preset("tiny-k3"), slots=1, pages=2, device=CPU, dtype=torch.float32)
-    tiers = tiers_of(CPU, None, str(tmp_path / "file"))
+    tiers = tiers_of(None, str(tmp_path / "file"))
     assert tiers is not None
     with pytest.raises(ConfigError, match=r"file cannot hold a cache: .*exists"):
         tiers(pools)

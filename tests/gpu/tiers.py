@@ -68,7 +68,7 @@ def _answers_again(
         model,
         room=Room(200, 40),
         cost=cost,
-        tiers=tiers_of(model.head_weight.device, kept // 4 if disk else 2 * kept, disk),
+        tiers=tiers_of(kept // 4 if disk else 2 * kept, disk),
         device=model.head_weight.device,
     )
     prompts = [

@@ -62,8 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host-cache",
         type=gigabytes,
         metavar="GB",
-        help="host memory behind the prefix cache (default: a quarter of what is free where a GPU "
-        "runs the model, else none)",
+        help="host memory behind the prefix cache (default: none, or 0.25 with --disk-cache)",
     )
     parser.add_argument(
         "--disk-cache", metavar="DIR", help="keeps there what host memory has no room for"

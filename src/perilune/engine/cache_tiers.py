@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from perilune.core.errors import ConfigError
 from perilune.engine.cache_files import CacheFiles
@@ -17,10 +14,8 @@ from perilune.engine.disk_tier import DiskTier
 from perilune.engine.off_card import OffCard
 from perilune.engine.pools_memory import PoolsMemory
 
-HOST_SHARE = 0.25
-"""Of what the host has free, when an engine on a GPU starts."""
 STAGE_BYTES = 256 << 20
-"""Through which a CPU's pools, which are host memory themselves, reach a disk."""
+"""Of host memory, through which a disk is reached where no more is given."""
 DISK_SHARE = 0.5
 """Of what is free where the folder is."""
 
@@ -28,12 +23,10 @@ Tiers = Callable[[Any], OffCard]
 """Makes the off-card tier of a model's pools."""
 
 
-def tiers_of(
-    device: torch.device, host_bytes: int | None, disk_cache: str | None, *, num_ranks: int = 1
-) -> Tiers | None:
+def tiers_of(host_bytes: int | None, disk_cache: str | None, *, num_ranks: int = 1) -> Tiers | None:
     """None: what finds no room on the card is forgotten.
 
-    `host_bytes`: None takes a share of what is free on a GPU's host, none on a CPU.
+    `host_bytes`: None takes as much as a disk needs, or none without one.
 
     Raises:
         ConfigError: several ranks, whose parts would have to move together; or a disk without
@@ -44,7 +37,7 @@ def tiers_of(
             raise ConfigError("a model that GPUs share keeps its prefix cache on them alone")
         return None
     if host_bytes is None:
-        host_bytes = _default_bytes(device, is_with_disk=disk_cache is not None)
+        host_bytes = 0 if disk_cache is None else STAGE_BYTES
     if disk_cache is not None and host_bytes == 0:
         raise ConfigError("a cache on disk needs host memory, through which it is read")
     if host_bytes == 0:
@@ -54,13 +47,6 @@ def tiers_of(
         host_bytes=host_bytes,
         disk=None if disk_cache is None else _disk(Path(disk_cache)),
     )
-
-
-def _default_bytes(device: torch.device, *, is_with_disk: bool) -> int:
-    if device.type == "cuda":
-        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return int(HOST_SHARE * free_bytes)
-    return STAGE_BYTES if is_with_disk else 0
 
 
 def _disk(directory: Path) -> DiskTier:

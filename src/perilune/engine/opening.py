@@ -60,7 +60,7 @@ def open_core(
     default what `cache_sizes.default_bytes` says.
     `prefix_cache`: whether prompts go on from what earlier ones have left.
     `host_cache_bytes`: host memory for what the prefix cache has no room for on the card, by
-    default a share of what is free on a GPU's host, none on a CPU.
+    default none, or what a disk needs.
     `disk_cache`: a folder for what finds no room there either; its files go with the engine.
     `tensor_parallel`: GPUs that share the model, or on a CPU processes; each has `cache_bytes`. In
     an engine's process alone: where the process of one of them ends, this one does.
@@ -80,7 +80,7 @@ def open_core(
         print("perilune: compiling loops for this CPU, once (about 20 s)", file=sys.stderr)
     threads = num_threads() if threads is None else threads
     progress = progress and sys.stderr.isatty()
-    tiers = tiers_of(place, host_cache_bytes, disk_cache, num_ranks=tensor_parallel)
+    tiers = tiers_of(host_cache_bytes, disk_cache, num_ranks=tensor_parallel)
     model: StepModel
     if tensor_parallel == 1:
         loaded = load_model(model_dir, str(place), dtype, progress=progress)

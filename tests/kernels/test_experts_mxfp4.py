@@ -122,7 +122,7 @@ def test_every_place_is_in_one_tile_of_its_expert(counts, tokens):
 
 @pytest.mark.parametrize(
     ("tokens", "want"),
-    [(1, 16), (32, 16), (128, 16), (256, 16), (1024, 32), (2048, 64), (4096, 96)],
+    [(1, 16), (32, 16), (128, 16), (256, 16), (1024, 32), (3072, 64), (4096, 96)],
 )
 def test_tiles_of_k3(tokens, want):
     assert tile_for(16 * tokens, 896, torch.bfloat16).tokens == want

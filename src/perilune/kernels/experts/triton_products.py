@@ -40,19 +40,21 @@ TILES = {
     16: Tile(16, 2, 4, 4),
     32: Tile(32, 2, 4, 4),
     64: Tile(64, 2, 8, 3),
-    96: Tile(96, 4, 16, 3, more=32),
+    96: Tile(96, 4, 8, 3, more=32),
     128: Tile(128, 2, 8, 3),
 }
 """By their tokens. Two row tiles share what is read of the tokens; of many tokens, four."""
 FP32_TILE = Tile(16, 1, 4, 1)
-WIDEST = 96
-"""Tokens beyond which another tile of the same weights is better."""
+CROWDED = 64
+"""Tokens an expert beyond which most would fill a second tile of as many."""
 
 
 def tile_for(pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
     if dtype == torch.float32:
         return FP32_TILE
-    return TILES[tokens_of_tile(pairs, num_experts, WIDEST)]
+    if pairs > CROWDED * num_experts:
+        return TILES[96]
+    return TILES[tokens_of_tile(pairs, num_experts, CROWDED)]
 
 
 def gate_up(

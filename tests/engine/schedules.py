@@ -11,19 +11,27 @@ import argparse
 import json
 import logging
 import time
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from random import Random
 
-from memory_machine import MemoryMachine
+from memory_machine import LateMachine, MachineOnGraphs, MachineThatRunsAhead, MemoryMachine
 
 NUM_ACTIONS = 150
+KINDS = {
+    "plain": MemoryMachine,
+    "graphs": MachineOnGraphs,
+    "ahead": MachineThatRunsAhead,
+    "late": LateMachine,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000, help="of the engine (%(default)s)")
     parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="(%(default)s)")
+    parser.add_argument("--kind", choices=KINDS, default="plain", help="(%(default)s)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     args = parser.parse_args()
     logging.disable(logging.WARNING)  # damaged files are said there
@@ -34,20 +42,20 @@ def main() -> None:
         if number % 500 == 0:
             print(f"machine {number}, {counted['steps']} steps so far", flush=True)
         try:
-            run(number)
+            run(number, KINDS[args.kind])
         except BaseException:
             print(f"machine {number} has failed", flush=True)
             raise
-    found = {"first": args.first, **dict(sorted(counted.items()))}
+    found = {"kind": args.kind, "first": args.first, **dict(sorted(counted.items()))}
     found["seconds"] = round(time.monotonic() - start_s)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found))
 
 
-def run(number: int) -> None:
+def run(number: int, kind: type[MemoryMachine] = MemoryMachine) -> None:
     draw = Random(number)
-    machine = MemoryMachine()
+    machine = kind()
     machine.open(
         pages=draw.choice([24, 14, 8]),
         slots=draw.choice([1, 3, 6, 9, 12]),
@@ -58,11 +66,22 @@ def run(number: int) -> None:
         disk_bytes=draw.choice([0, 2500]),
         guesses=draw.choice([None, draw.getrandbits(32)]),
     )
-    for _ in range(NUM_ACTIONS):
-        act(machine, draw)
-        machine.scheduler_agrees()
-        machine.states_are_those_of_their_tokens()
-    machine.teardown()
+    try:
+        for _ in range(NUM_ACTIONS):
+            act(machine, draw)
+            machine.scheduler_agrees()
+            machine.states_are_those_of_their_tokens()
+        machine.teardown()
+    except BaseException:
+        machine.thread.run()
+        machine.core.scheduler.memory.close()  # files, of which nobody else would know
+        machine.folder.cleanup()
+        raise
+
+
+def run_all(numbers: Iterable[int], kind: type[MemoryMachine] = MemoryMachine) -> None:
+    for number in numbers:
+        run(number, kind)
 
 
 def act(machine: MemoryMachine, draw: Random) -> None:

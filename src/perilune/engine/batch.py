@@ -37,6 +37,9 @@ class Chunk(NamedTuple):
     """Goes through the recurrent form."""
     num_drafted: int = 0
     """The tokens behind the first one that are a draft; others fill up to the step's width."""
+    source: int | None = None
+    """Where the step before has sampled the token, if the host does not know it yet: `token_ids`
+    only holds its place."""
 
     @property
     def drafted(self) -> list[int]:

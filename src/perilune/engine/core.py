@@ -2,34 +2,32 @@
 
 `add` and `abort` may be called from any thread, `step` from one at a time. The lock is not held
 while the model runs.
-
-Legend: B sampled sequences, V vocabulary.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from perilune.core.types import EngineStats, FinishReason, TokenEvent
-from perilune.engine.acceptance import accepted
 from perilune.engine.batch import Chunk, Plan
 from perilune.engine.cache_tiers import Tiers
 from perilune.engine.cost_model import CostModel
+from perilune.engine.decode_graphs import Capacity, DecodeGraphs
 from perilune.engine.errors import EngineClosedError, error_event
+from perilune.engine.flight import Flight
+from perilune.engine.lane import Lane, lane_of
 from perilune.engine.pooled_memory import PooledMemory, Room
 from perilune.engine.retention import Retention
 from perilune.engine.runner import Runner
-from perilune.engine.sampler import Sampled, sample
+from perilune.engine.sampler import Sampled
 from perilune.engine.scheduler import Scheduler
 from perilune.engine.sequence import TokenSequence
 from perilune.engine.speculation import NO_DRAFTS, Drafter, Drafts, Speculation
-from perilune.engine.step_model import StepModel
+from perilune.engine.step_model import FixedPools, StepModel
 
 FEW_STATES = Retention(min_gap=16)
 
@@ -58,12 +56,20 @@ class EngineCore:
         max_running: int = 32,
         max_waiting: int = 256,
         prefill_budget: int = 256,
+        max_context: int | None = None,
+        graphs: bool | None = None,
+        run_ahead: bool = True,
+        lane: Lane | None = None,
     ) -> None:
         """`room`: by default for 128 pages and two slots a running sequence.
         `cost`: of the model, by which the prefix cache weighs what it keeps; None: it is off.
         `retention`: where in a prompt it keeps states.
         `tiers`: what it has beside the card.
         `drafter`: guesses tokens, which are verified together; None: nobody does.
+        `max_context`: tokens of one sequence, for which graphs have room; by default what fits.
+        `graphs`: whether steps that only decode are captured and replayed; by default on one GPU.
+        `run_ahead`: where there are graphs, a step is launched before the one before has ended.
+        `lane`: where steps run, by default the device's own.
 
         Raises:
             ConfigError: a number leaves no room to run.
@@ -76,13 +82,31 @@ class EngineCore:
             max_waiting=max_waiting,
             prefill_budget=prefill_budget,
         )
-        self._runner = Runner(model, memory.pools, torch.device(device))
+        place = torch.device(device)
+        lane = lane or lane_of(place)
+        self._graphs: DecodeGraphs | None = None
+        if graphs is None:
+            graphs = place.type == "cuda" and isinstance(memory.pools, FixedPools)
+        if graphs:
+            assert isinstance(memory.pools, FixedPools)
+            num_pages = memory.num_pages(min(max_context or memory.max_tokens, memory.max_tokens))
+            capacity = Capacity(max_running, num_pages)
+            self._graphs = DecodeGraphs(model, memory.pools, capacity, place, lane)
+        self._runner = Runner(model, memory.pools, place, lane, self._graphs)
+        self._runs_ahead = run_ahead and self._graphs is not None
+        self._flight: Flight | None = None
+        """The step that was launched ahead."""
         self._speculation = None if drafter is None else Speculation(drafter)
         self._changed = threading.Condition()
         self._closed = False
         self._failure: str | None = None
         self._prompt_tokens = 0
         self._generated_tokens = 0
+
+    def warm_up(self) -> None:
+        """Captures all graphs, which would otherwise hold up the first steps. Before any step."""
+        if self._graphs is not None:
+            self._graphs.warm_up()
 
     def add(self, sequence: TokenSequence) -> None:
         """Opens a sequence.
@@ -103,24 +127,27 @@ class EngineCore:
             self.scheduler.remove(sequence, "abort")
 
     def step(self) -> list[Emitted]:
-        """Runs one step; nothing happens without an open sequence.
+        """Reads one step's tokens, of the step in flight or of one that it launches; nothing
+        happens without an open sequence. Where it can it launches the next one before that, so that
+        the device need not wait for the host (`Scheduler.ahead`).
 
         Raises whatever the model raises. The caches are then in an unknown state: `fail` has to
         follow.
         """
-        plan = self._schedule(self._propose())
-        if not plan.chunks:
+        flight, self._flight = self._flight or self._launch_next(), None
+        if flight is None:
             self.scheduler.memory.wait()
             return []
-        ran = self._runner.run(plan)
-        taken = _sample(plan, ran.logits_RV)
-        if plan.width:
-            self._runner.accept(ran, [len(tokens) for tokens in taken[: len(plan.decoding)]])
-        return self._commit(plan, taken)
+        self._flight = self._launch_ahead(flight.plan)
+        taken = flight.read()
+        if flight.plan.width:
+            self._runner.accept(flight, [len(tokens) for tokens in taken])
+        return self._commit(flight.plan, taken)
 
     def fail(self, message: str) -> list[Emitted]:
         """Ends every open sequence with an `error` event that says `message`."""
         with self._changed:
+            self._flight = None
             ended = self.scheduler.clear("error")
         return [Emitted(s, error_event(s.request.request_id, message)) for s in ended]
 
@@ -168,6 +195,23 @@ class EngineCore:
         with self._changed:
             return self.scheduler.schedule(drafts)
 
+    def _launch_next(self) -> Flight | None:
+        plan = self._schedule(self._propose())
+        return self._runner.launch(plan) if plan.chunks else None
+
+    def _launch_ahead(self, plan: Plan) -> Flight | None:
+        decoding = [chunk.sequence for chunk in plan.decoding]
+        speculation = self._speculation
+        if not self._runs_ahead or (speculation and not speculation.is_pausing(decoding)):
+            return None
+        with self._changed:
+            ahead = self.scheduler.ahead(plan)
+        if ahead is None:
+            return None
+        if speculation:
+            speculation.skip(decoding)
+        return self._runner.launch(ahead)
+
     def _commit(self, plan: Plan, taken: Sequence[list[Sampled]]) -> list[Emitted]:
         """`taken`: the tokens of each chunk that count."""
         emitted = []
@@ -184,19 +228,6 @@ class EngineCore:
         self._generated_tokens += sum(token.token_id is not None for token in tokens)
         if chunk.num_drafted and self._speculation is not None:
             self._speculation.note(chunk.sequence, chunk.num_drafted, len(tokens) - 1)
-
-
-def _sample(plan: Plan, logits_RV: Tensor) -> list[list[Sampled]]:
-    """Of each chunk, the tokens that count."""
-    rows = plan.sampled
-    if len(rows) < len(logits_RV):
-        logits_RV = logits_RV[torch.tensor([row.index for row in rows], device=logits_RV.device)]
-    states = [row.chunk.sequence.sampling for row in rows]
-    sampled = iter(sample(logits_RV, states, [row.ahead for row in rows] if plan.width else None))
-    return [
-        accepted(chunk, [*islice(sampled, 1 + chunk.num_drafted)]) if chunk.is_sampled else []
-        for chunk in plan.chunks
-    ]
 
 
 def _events(sequence: TokenSequence, tokens: Sequence[Sampled]) -> list[Emitted]:

@@ -17,6 +17,11 @@ class DraftWidth:
         self._pause = 0
         self._left = 0
 
+    @property
+    def is_pausing(self) -> bool:
+        """The next step will have no draft."""
+        return self._left > 0
+
     def next(self) -> int:
         """For the next step; 0: no draft. Once a step."""
         if self._left > 0:

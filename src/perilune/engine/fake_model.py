@@ -1,6 +1,6 @@
 """A model without weights: a row of logits is a function of the whole history, and of it alone.
 
-Legend: T packed tokens, R rows of logits, V vocabulary.
+Legend: T packed tokens, R rows of logits, V vocabulary, N rows of a step that only decodes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perilune.engine.fake_pools import FakePools, Fed
+from perilune.engine.fake_pools import FakeDecodeStep, FakePools, Fed, check_slots
 
 
 class FakeVerified(NamedTuple):
@@ -35,7 +35,12 @@ class FakeModel:
     def new_pools(self, *, slots: int, pages: int) -> FakePools:
         return FakePools(slots=slots, pages=pages, page_len=self.page_len)
 
-    def step(self, token_ids_T: Tensor, pools: FakePools, step: Sequence[Fed]) -> Tensor:
+    def step(
+        self, token_ids_T: Tensor, pools: FakePools, step: Sequence[Fed] | FakeDecodeStep
+    ) -> Tensor:
+        """Rows of logits that are inert are zeros, and no call is noted where all are."""
+        if isinstance(step, FakeDecodeStep):
+            return self._padded(token_ids_T, pools, step.fed(pools.page_len))
         lengths = tuple(fed.num_new for fed in step)
         assert token_ids_T.shape == (sum(lengths),)
         self.calls.append(lengths)
@@ -59,6 +64,16 @@ class FakeModel:
         for fed, ids, keep in zip(drafts, fed_ids, keep_N.tolist(), strict=False):
             assert 1 <= keep <= fed.num_new
             pools.accept(fed, ids[:keep].tolist())
+
+    def _padded(self, token_ids_N: Tensor, pools: FakePools, fed: list[Fed | None]) -> Tensor:
+        assert token_ids_N.shape == (len(fed),)
+        rows = [i for i, each in enumerate(fed) if each is not None]
+        logits_NV = torch.zeros(len(fed), self.vocab_size)
+        real = [each for each in fed if each is not None]
+        if real:
+            check_slots(real)
+            logits_NV[rows] = self.step(token_ids_N[rows], pools, real)
+        return logits_NV
 
     def logits(self, ids: Sequence[int]) -> Tensor:
         """The row [V] that follows `ids`: standard normal, times 3."""

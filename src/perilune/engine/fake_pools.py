@@ -1,6 +1,6 @@
 """Pools in plain Python, in which every row and state tells the prefix that made it.
 
-Legend: P pages, B tokens of a page.
+Legend: P pages, B tokens of a page, N sequences that decode, J pages of each.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from perilune.model.step import NO_SLOT, Cut, Decoding, Pages, Prefilling
 
@@ -50,6 +51,38 @@ class Fed(NamedTuple):
     """Only reads the state."""
 
 
+def check_slots(fed: Sequence[Fed]) -> None:
+    written = [s.slot for s in fed] + [cut.slot for s in fed for cut in s.cuts]
+    assert len(set(written)) == len(written), f"a slot is written by two: {written}"
+    assert min(written) > NO_SLOT
+
+
+class FakeDecodeStep(NamedTuple):
+    """Of tensors that are read when the model runs."""
+
+    slot_N: Tensor
+    table_NJ: Tensor
+    length_N: Tensor
+    row_N: Tensor
+
+    def fed(self, page_len: int) -> list[Fed | None]:
+        """What each row says; None: it is inert."""
+        columns = (x.tolist() for x in (self.slot_N, self.length_N, self.row_N))
+        return [
+            self._fed(i, slot, length, row, page_len)
+            for i, (slot, length, row) in enumerate(zip(*columns, strict=True))
+        ]
+
+    def _fed(self, i: int, slot: int, length: int, row: int, page_len: int) -> Fed | None:
+        if slot == NO_SLOT:
+            assert length == row == 0, f"row {i} is inert, but of {length} tokens, to {row}"
+            return None
+        pages = self.table_NJ[i, : -(-length // page_len)].tolist()
+        to = pages[-1] * page_len + (length - 1) % page_len
+        assert row == to, f"row {i} goes to {row} instead of {to}"
+        return Fed(slot, pages, length - 1, 1, (), 1, True)
+
+
 class FakePools:
     def __init__(self, *, slots: int, pages: int, page_len: int) -> None:
         self.page_len = page_len
@@ -78,10 +111,13 @@ class FakePools:
             for s in decoding
         ]
         fed += [Fed(*s[:5], s.num_logits, False) for s in prefilling]
-        written = [s.slot for s in fed] + [cut.slot for s in fed for cut in s.cuts]
-        assert len(set(written)) == len(written), f"a slot is written by two: {written}"
-        assert min(written) > NO_SLOT
+        check_slots(fed)
         return fed
+
+    def decode_step(
+        self, slot_N: Tensor, table_NJ: Tensor, length_N: Tensor, row_N: Tensor
+    ) -> FakeDecodeStep:
+        return FakeDecodeStep(slot_N, table_NJ, length_N, row_N)
 
     def feed(self, fed: Fed, token_ids: Sequence[int]) -> list[int]:
         """Computes a sequence's part of a step; all of its tokens. Rows of a draft are written.

@@ -115,12 +115,13 @@ def open_core(
         max_running=max_running,
         max_waiting=max_waiting,
         prefill_budget=prefill_budget or (256 if place.type == "cpu" else 4096),
+        max_context=max_context,
     )
     return Opened(
         core=core,
         info=_info(loaded, Path(model_dir), dtype=dtype, max_running=max_running, room=room),
         admit=partial(admit, grammars=_grammars(loaded, token_table)),
-        prepare=partial(_use_threads, threads),
+        prepare=partial(_prepare, core, threads),
         # The device's context is lost, or some ranks have gone on without others.
         fatal=(torch.AcceleratorError, RanksApartError),
     )
@@ -149,9 +150,10 @@ def _grammars(loaded: LanguageModel, table: TokenTable | None) -> GrammarCompile
     return GrammarCompiler(table, vocab_size=config.vocab_size, eos_ids=config.eos_ids)
 
 
-def _use_threads(threads: int | None) -> None:
+def _prepare(core: EngineCore, threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)  # of the calling thread only
+    core.warm_up()
 
 
 def kernels_for(device_type: str) -> dict[str, list[str]]:

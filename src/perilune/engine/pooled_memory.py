@@ -218,7 +218,7 @@ class PooledMemory:
 
     def num_missing(self, sequence: TokenSequence) -> int:
         """Pages that its known tokens still need."""
-        return self.num_pages(sequence.num_tokens) - len(_held(sequence).pages)
+        return max(self.num_pages(sequence.num_tokens) - len(_held(sequence).pages), 0)
 
     def squeeze(self) -> None:
         """For a sequence that nobody is left to take memory from: gives up pins, too, or, where

@@ -1,50 +1,59 @@
-"""Runs the model on a plan.
-
-Legend: R rows of logits, V vocabulary, N sequences that decode.
-"""
+"""Runs the model on a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from perilune.engine.batch import Plan, pack, step_of
+from perilune.engine.decode_graphs import DecodeGraphs
+from perilune.engine.flight import Flight, Results
+from perilune.engine.lane import Lane
 from perilune.engine.step_model import StepModel, StepPools
 
 
-class Ran(NamedTuple):
-    logits_RV: Tensor
-    """As `Plan.sampled` counts them."""
-    verified: Any = None
-    """What `Runner.accept` needs of a step with drafts."""
-
-
 class Runner:
-    def __init__(self, model: StepModel, pools: StepPools, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        pools: StepPools,
+        device: torch.device,
+        lane: Lane,
+        graphs: DecodeGraphs | None,
+    ) -> None:
+        """`graphs`: for steps that only decode; None: they run as the others do."""
         self._model = model
         self._pools = pools
         self._device = device
+        self._lane = lane
+        self._graphs = graphs
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> Ran:
-        """For a plan that is not empty; there may be no row.
+    def launch(self, plan: Plan) -> Flight:
+        """Starts a step that is not empty. Slots and pages of all chunks hold their tokens
+        afterwards, those of cuts their states; what is enqueued later sees that. In a plan with
+        drafts, slots of decoding chunks stay as they were until `accept`."""
+        if self._graphs is not None and not plan.prefilling and plan.width == 0:
+            return self._graphs.launch(plan)
+        results = Results()
+        step, token_ids_T = step_of(plan, self._pools), pack(plan, self._device)
 
-        Slots and pages of all chunks hold their tokens afterwards, those of cuts their states. In a
-        plan with drafts, slots of decoding chunks stay as they were until `accept`.
-        """
-        step = step_of(plan, self._pools)
-        ids_T = pack(plan, self._device)
-        if plan.width == 0:
-            return Ran(self._model.step(ids_T, self._pools, step))
-        verified = self._model.verify(ids_T, self._pools, step)
-        return Ran(verified.logits_RV, (verified, step))
+        def run() -> None:
+            if plan.width == 0:
+                results.logits_RV = self._model.step(token_ids_T, self._pools, step)
+            else:
+                verified = self._model.verify(token_ids_T, self._pools, step)
+                results.logits_RV, results.verified = verified.logits_RV, (verified, step)
+
+        self._lane.run(run)
+        return Flight(plan, self._lane.mark(), results)
 
     @torch.inference_mode()
-    def accept(self, ran: Ran, num_kept: Sequence[int]) -> None:
-        """Says how many tokens of each decoding chunk of a plan with drafts count."""
-        verified, step = ran.verified
+    def accept(self, flight: Flight, num_kept: Sequence[int]) -> None:
+        """Says how many tokens of each decoding chunk of a plan with drafts count, once the step
+        has been read; those of other chunks, behind them, do not matter."""
+        verified, step = flight.results.verified
+        num_kept = num_kept[: len(flight.plan.decoding)]
         keep_N = torch.tensor(num_kept, device=self._device)
-        self._model.accept(verified, self._pools, step, keep_N)
+        self._lane.run(lambda: self._model.accept(verified, self._pools, step, keep_N))

@@ -67,6 +67,14 @@ def sample(
     ]
 
 
+def take_likeliest(logits_BV: Tensor, token_B: Tensor, told_B: Tensor) -> None:
+    """As `sample` for rows that are `SamplingState.is_greedy`, without a word to the host. `told_B`
+    gets -1 where no token could be sampled, and `token_B` some token of the vocabulary."""
+    best = logits_BV.max(dim=-1)
+    token_B.copy_(best.indices)
+    told_B.copy_(best.indices.masked_fill(~best.values.isfinite(), -1))
+
+
 def _shaped(logits_BV: Tensor, states: Sequence[SamplingState]) -> Tensor:
     rows = [i for i, state in enumerate(states) if state.is_shaping]
     if not rows:

@@ -32,6 +32,13 @@ class SamplingState:
         self._has_bias = bool(params.logit_bias)
         self._has_counts = params.presence_penalty != 0 or params.frequency_penalty != 0
         self._has_repetition = params.repetition_penalty != 1
+        self.is_greedy = (
+            params.temperature == 0
+            and params.logprobs is None
+            and grammar is None
+            and not self.is_shaping
+        )
+        """The model's likeliest token is the next one, and nothing else is asked."""
         self._prompt_ids = prompt_ids
         self._new_ids: list[int] = []
         """Generated tokens that the counts do not hold yet."""

@@ -30,11 +30,13 @@ from perilune.engine.sequence import TokenSequence
 from perilune.engine.speculation import NO_DRAFTS, Drafts
 
 RETRY_AFTER_S = 1.0
+UNKNOWN = 0
+"""In the place of a token that only the device knows."""
 
 
 class Scheduler:
     """Not thread-safe. Between two calls of `schedule` every planned chunk has to be committed,
-    or all sequences removed by `clear`."""
+    or all sequences removed by `clear`. `ahead` plans one step more before that."""
 
     def __init__(
         self,
@@ -63,6 +65,8 @@ class Scheduler:
         self._max_per_request = max_running - max_running // 4
         self._max_waiting = max_waiting
         self._prefill_budget = prefill_budget
+        self._may_start = True
+        """Whether a sequence that is not in the latest plan could be in another one by now."""
 
     @property
     def has_work(self) -> bool:
@@ -80,6 +84,7 @@ class Scheduler:
         room = self.memory.max_tokens - sequence.prompt_len + 1
         sequence.max_tokens = min(sequence.max_tokens, room)
         self.waiting[sequence] = None
+        self._may_start = True
         self._fill_places()
         if sequence in self.waiting and self._queue_len > self._max_waiting:
             del self.waiting[sequence]
@@ -120,7 +125,7 @@ class Scheduler:
         """Gives places of running sequences to waiting ones of a higher priority."""
         while len(self.running) == self._max_running:
             first, last = self._next_waiting(), next(reversed(self.running))
-            if first is None or first.request.priority >= last.request.priority:
+            if first is None or not _comes_before(first, last):
                 return
             del self.running[last]
             if last.held is not None:
@@ -150,11 +155,46 @@ class Scheduler:
         if width:
             decoding = [_drafted(chunk, drafts, width) for chunk in decoding]
         prompts: list[Chunk] = []
-        prefilling = [s for s in self.running if not s.is_decoding]
+        prefilling = [s for s in self.running if s.num_remaining]
         if prefilling:
             prompts = self._prefill_chunks(prefilling, is_alone=not decoding)
         prompts.sort(key=lambda chunk: -len(chunk.token_ids))
+        # What is read from disk comes unasked.
+        self._may_start = bool(prompts) or self.memory.restoring is not None
         return Plan(decoding, prompts, width)
+
+    def ahead(self, plan: Plan) -> Plan | None:
+        """The step behind `plan`, which has been launched but is not committed: everybody who got a
+        token there decodes it, without its being known here. A sequence for which it turns out to
+        have been the last one is in vain in this step; what it leaves is the state after all of its
+        tokens.
+
+        None: `plan` has to be committed first. A prompt is to be computed or is under way, drafts
+        are verified, memory is short, or a token has to be known before the next one can be sampled
+        (all but the likeliest are drawn, shaped or held to a grammar on the host).
+        """
+        if plan.prefilling or plan.width or (self._may_start and self._is_awaited(plan)):
+            return None
+        self.memory.poll()
+        places = [
+            (place, chunk.sequence)
+            for place, chunk in enumerate(plan.decoding)
+            if chunk.sequence in self.running and not chunk.sequence.ends_next
+        ]
+        if not all(
+            s.sampling.is_greedy and self.memory.grow(s, s.num_computed + 1) for _, s in places
+        ):
+            return None
+        chunks = [self._next_chunk(s, place) for place, s in places]
+        return Plan(chunks, []) if chunks else None
+
+    def _is_awaited(self, plan: Plan) -> bool:
+        """Whether anybody who is not in `plan` could be in one that `schedule` makes."""
+        planned = {chunk.sequence for chunk in plan.decoding}
+        if any(sequence not in planned for sequence in self.running):
+            return True
+        first, last = self._next_waiting(), next(reversed(self.running), None)
+        return first is not None and last is not None and _comes_before(first, last)
 
     def _has_page(self, sequence: TokenSequence) -> bool:
         """For the next token, at the cost of younger sequences; False: it was the youngest."""
@@ -222,7 +262,7 @@ class Scheduler:
 
     def _start(self, sequence: TokenSequence) -> Started:
         holders = [s for s in self.running if s.held is not None]
-        reserved = sum(self.memory.num_missing(s) for s in holders if not s.is_decoding)
+        reserved = sum(self.memory.num_missing(s) for s in holders)
         started = self.memory.start(sequence, reserved)
         if holders or started is not Started.NO_ROOM:
             return started
@@ -243,13 +283,17 @@ class Scheduler:
         """Notes what the model has computed and, for a sampled chunk, the tokens: as many as its
         slot has moved on by if it was decoding.
 
-        Returns False, and does nothing, for a sequence that has left in the meantime. A sequence
+        Returns False for a sequence that has left in the meantime: it is left alone. A sequence
         that ends here is removed.
         """
         sequence = chunk.sequence
         if sequence not in self.running:
+            if any(token.token_id is None for token in sampled):
+                # It may have ended before this step, and left what the step has broken.
+                self.memory.forget()
             return False
-        sequence.num_computed += len(sampled if chunk.is_decoding else chunk.token_ids)
+        if chunk.is_decoding:
+            sequence.num_computed += len(sampled) - 1
         if not sampled or sampled[0].token_id is not None:
             self.memory.publish(sequence)
         for token in sampled:
@@ -281,6 +325,7 @@ class Scheduler:
             self._fill_places()
         else:
             return
+        self._may_start = True
         sequence.finish_reason = reason
 
     def clear(self, reason: FinishReason) -> Sequence[TokenSequence]:
@@ -311,7 +356,9 @@ class Scheduler:
             assert s.num_computed == 0
         for s in self.running:
             assert s.finish_reason is None
-            assert s.num_remaining == 1 if s.is_decoding else s.num_remaining > 0
+            # Of a step in flight the token is not known yet.
+            assert s.num_remaining > 0 or (s.generated_ids and s.held is not None)
+            assert s.num_remaining >= 0
             assert s.num_computed == 0 or s.held is not None
             assert s.held is None or not s.held.checkpoints, "a state is left unpublished"
             assert len(s.generated_ids) < s.max_tokens
@@ -320,7 +367,7 @@ class Scheduler:
     def _chunk(self, sequence: TokenSequence, count: int) -> Chunk:
         held = sequence.held
         assert held is not None
-        return Chunk(
+        chunk = Chunk(
             sequence,
             sequence.next_ids(count),
             held.slot,
@@ -330,6 +377,20 @@ class Scheduler:
             is_sampled=count == sequence.num_remaining,
             is_decoding=sequence.is_decoding,
         )
+        sequence.num_computed += count
+        return chunk
+
+    def _next_chunk(self, sequence: TokenSequence, source: int) -> Chunk:
+        """Of the token that the step in flight samples in row `source`."""
+        held = sequence.held
+        assert held is not None
+        at = held.slot, held.pages, sequence.num_computed
+        sequence.num_computed += 1
+        return Chunk(sequence, [UNKNOWN], *at, (), True, True, source=source)
+
+
+def _comes_before(one: TokenSequence, other: TokenSequence) -> bool:
+    return one.request.priority < other.request.priority
 
 
 def _drafted(chunk: Chunk, drafts: Drafts, width: int) -> Chunk:

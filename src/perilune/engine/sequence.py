@@ -23,8 +23,8 @@ class TokenSequence:
     sampling: SamplingState
     generated_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
-    """Tokens that its memory holds. A KDA state has no way back: a sequence that has lost its
-    memory starts anew, at 0 or where a state was kept."""
+    """Tokens that its memory holds when all planned steps have run. A KDA state has no way back: a
+    sequence that has lost its memory starts anew, at 0 or where a state was kept."""
     had_place: bool = False
     """In the batch: it counts as waiting in the queue only before."""
     held: Holding | None = None
@@ -56,6 +56,11 @@ class TokenSequence:
     def is_decoding(self) -> bool:
         """Only the token sampled last is to be fed."""
         return self.held is not None and bool(self.generated_ids) and self.num_remaining == 1
+
+    @property
+    def ends_next(self) -> bool:
+        """The next token is the last one, whatever it is."""
+        return len(self.generated_ids) + 1 == self.max_tokens
 
     def next_ids(self, count: int) -> list[int]:
         """The next `count` tokens that the model has to see."""

@@ -111,6 +111,21 @@ class Speculation:
             return NO_DRAFTS
         return Drafts(width, {s: ids[:width] for s, ids in found.items()})
 
+    def is_pausing(self, decoding: Sequence[TokenSequence]) -> bool:
+        """Whether a step in which these decode has no drafts, whatever they will have sampled."""
+        if 2 * len(decoding) > MAX_ROWS:
+            return True
+        return all(
+            s.sampling.depends_on_output or ((width := self._widths.get(s)) and width.is_pausing)
+            for s in decoding
+        )
+
+    def skip(self, decoding: Sequence[TokenSequence]) -> None:
+        """Instead of `propose`, for a step of the pause."""
+        for sequence in decoding:
+            if sequence in self._widths and 2 * len(decoding) <= MAX_ROWS:
+                self._widths[sequence].next()
+
     def note(self, sequence: TokenSequence, num_drafted: int, num_right: int) -> None:
         """What became of a draft."""
         self.num_drafted += num_drafted

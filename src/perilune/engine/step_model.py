@@ -1,12 +1,12 @@
 """What the engine asks of a model: `perilune.model.model.Transformer` has it, fakes in tests too.
 
-Legend: T packed tokens, R rows of logits, V vocabulary.
+Legend: T packed tokens, R rows of logits, V vocabulary, N sequences that decode, J pages of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -36,6 +36,18 @@ class StepPools(Protocol):
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None: ...
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+
+
+@runtime_checkable
+class FixedPools(StepPools, Protocol):
+    """On which steps that only decode can be captured. Of a model that several ranks share they
+    cannot yet: the others would have to replay theirs."""
+
+    def decode_step(self, slot_N: Tensor, table_NJ: Tensor, length_N: Tensor, row_N: Tensor) -> Any:
+        """The same for one token of each, of tensors that may change from run to run: int64 slots,
+        int32 pages, int32 tokens with the new one, and int64 rows that the new ones go to, counted
+        through all pages. Inert rows have slot `NO_SLOT`, no token and row 0."""
+        ...
 
 
 class StepModel(Protocol):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from perilune.model.config import ModelConfig
 from perilune.model.make_step import Limits, make_step
-from perilune.model.step import PAGE, Decoding, Prefilling, PrefillRange, Step
+from perilune.model.step import PAGE, DecodeRange, Decoding, Prefilling, PrefillRange, Step
 
 
 class StatePool(NamedTuple):
@@ -175,6 +175,14 @@ class Pools:
             padded_to=padded_to,
             table_width=table_width,
         )
+
+    def decode_step(
+        self, slot_N: Tensor, table_NJ: Tensor, length_N: Tensor, row_N: Tensor
+    ) -> Step:
+        """A step of one token of each, of tensors that are the caller's: a graph captured with it
+        runs whatever they hold then. They are as in `DecodeRange` and `Step.row_T`; nothing is
+        checked."""
+        return Step(DecodeRange(slot_N, table_NJ, length_N, None, 1), (), row_N, None)
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
         """(source, destination) each: states and windows of all layers, as if all at once: a slot

@@ -136,10 +136,10 @@ class Step(NamedTuple):
     """int64 row, counted through all pages, that each token's latent goes to."""
     logit_R: Tensor | None
     """int64 tokens whose logits are wanted; None: all, as in a step that only decodes."""
-    wide: Tensor
-    """All of its int64."""
-    narrow: Tensor
-    """All of its int32."""
+    wide: Tensor | None = None
+    """All of its int64; None: they are not of one piece."""
+    narrow: Tensor | None = None
+    """All of its int32; None: likewise."""
 
     @property
     def num_tokens(self) -> int:
@@ -160,8 +160,10 @@ class Step(NamedTuple):
         mine, other = self.shape, step.shape
         if self.prefill or step.prefill or mine != other:
             raise ValueError(f"steps of shapes {mine} and {other} are unlike, or one prefills")
-        self.wide.copy_(step.wide, non_blocking=True)
-        self.narrow.copy_(step.narrow, non_blocking=True)
+        for to, source in ((self.wide, step.wide), (self.narrow, step.narrow)):
+            assert to is not None
+            assert source is not None
+            to.copy_(source, non_blocking=True)
 
     @property
     def shape(self) -> tuple[int, int, int, bool]:

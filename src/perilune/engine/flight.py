@@ -1,0 +1,75 @@
+"""A step that has been launched, and what comes of it.
+
+Legend: R rows of logits, V vocabulary, B rows of a step that only decodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from perilune.engine.acceptance import accepted
+from perilune.engine.batch import Plan
+from perilune.engine.lane import Work
+from perilune.engine.sampler import NOT_FINITE, Sampled, sample
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """What a step leaves, once it has run."""
+
+    logits_RV: Tensor | None = None
+    """As `Plan.sampled` counts them; until the next step is launched."""
+    verified: Any = None
+    """What `Runner.accept` needs of a step with drafts."""
+    token_B: Tensor | None = None
+    """On the host: as `take_likeliest` tells them; None: they are still to be taken."""
+
+
+class Flight(NamedTuple):
+    plan: Plan
+    wait: Work
+    """Returns when the results are there."""
+    results: Results
+
+    @torch.inference_mode()
+    def read(self) -> list[list[Sampled]]:
+        """Of each chunk, the tokens that count, when the step has ended."""
+        self.wait()
+        logits_RV, token_B = self.results.logits_RV, self.results.token_B
+        assert logits_RV is not None
+        if token_B is None:
+            return _sample(self.plan, logits_RV)
+        return _read(self.plan, logits_RV, token_B)
+
+
+def _sample(plan: Plan, logits_RV: Tensor) -> list[list[Sampled]]:
+    rows = plan.sampled
+    if len(rows) < len(logits_RV):
+        logits_RV = logits_RV[torch.tensor([row.index for row in rows], device=logits_RV.device)]
+    states = [row.chunk.sequence.sampling for row in rows]
+    sampled = iter(sample(logits_RV, states, [row.ahead for row in rows] if plan.width else None))
+    return [
+        accepted(chunk, [*islice(sampled, 1 + chunk.num_drafted)]) if chunk.is_sampled else []
+        for chunk in plan.chunks
+    ]
+
+
+def _read(plan: Plan, logits_BV: Tensor, token_B: Tensor) -> list[list[Sampled]]:
+    """Of a step in which each row has one token."""
+    taken = [[_sampled(token_id)] for token_id in token_B.tolist()]
+    states = [chunk.sequence.sampling for chunk in plan.decoding]
+    rows = [i for i, state in enumerate(states) if not state.is_greedy]
+    if rows:
+        some_BV = logits_BV if len(rows) == len(states) else logits_BV[rows]
+        for i, each in zip(rows, sample(some_BV, [states[i] for i in rows]), strict=True):
+            taken[i] = [each]
+    return taken
+
+
+def _sampled(token_id: int) -> Sampled:
+    return Sampled(token_id) if token_id >= 0 else Sampled(None, fault=NOT_FINITE)

@@ -29,11 +29,12 @@ from torch import Tensor, nn
 
 from perilune.core.types import EngineInfo, SamplingParams, TokenRequest
 from perilune.engine.admission import admit
+from perilune.engine.batch import Plan
 from perilune.engine.core import EngineCore
 from perilune.engine.decode_buffers import HostBuffer
 from perilune.engine.flight import Flight
 from perilune.engine.lane import GpuLane, HostLane, Work
-from perilune.engine.pooled_memory import Room
+from perilune.engine.pooled_memory import Room, Started
 from perilune.engine.wire import Step as StepFrame
 from perilune.engine.wire import frame
 from perilune.model.contexts.kernel_times import kernel_times
@@ -60,13 +61,19 @@ class NoPools:
     def __init__(self, slots: int, pages: int) -> None:
         self._limits = Limits(torch.device("cpu"), slots, pages, 3)
 
-    def step(self, decoding: Sequence[Decoding], prefilling: Sequence[Prefilling] = ()) -> Step:
-        return make_step(self._limits, decoding, prefilling)
+    def step(
+        self, decoding: Sequence[Decoding], prefilling: Sequence[Prefilling] = (), **draft: Any
+    ) -> Step:
+        return make_step(self._limits, decoding, prefilling, **draft)
 
     def decode_step(
         self, slot_N: Tensor, table_NJ: Tensor, length_N: Tensor, row_N: Tensor
     ) -> Step:
         return Step(DecodeRange(slot_N, table_NJ, length_N, None, 1), (), row_N, None)
+
+    def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
 
 
 class NoModel:
@@ -210,7 +217,7 @@ class Bench:
         sequence = admit(request, info)
         self.core.add(sequence)
         memory = self.core.scheduler.memory
-        assert memory.start(sequence, 0)
+        assert memory.start(sequence, 0) is Started.YES
         assert memory.grow(sequence, len(ids))
         sequence.num_computed = len(ids) - 1
         sequence.append(ids[-1])
@@ -227,29 +234,25 @@ class Bench:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         core: Any = self.core
-        kept = dict(vars(core))
-        tell, fill, read = self._tell, HostBuffer.fill, Flight.read
-        timed = self.watch.timed
-        launch = timed("launch", core._launch)
+        scheduler, runner = core.scheduler, core._runner
+        timed, fill, read = self.watch.timed, HostBuffer.fill, Flight.read
+        launch = timed("launch", runner.launch)
 
-        def launch_and_time(*args: Any) -> Flight | None:
-            flight = launch(*args)
-            return flight and flight._replace(wait=timed("device", flight.wait))
+        def launch_and_time(plan: Plan) -> Flight:
+            flight = launch(plan)
+            return flight._replace(wait=timed("device", flight.wait))
 
-        core._schedule = timed("schedule", core._schedule)
-        core._schedule_ahead = timed("schedule", core._schedule_ahead)
-        core._launch = launch_and_time
+        runner.launch = launch_and_time
+        scheduler.schedule = timed("schedule", scheduler.schedule)
+        scheduler.ahead = timed("schedule", scheduler.ahead)
         core._commit = timed("commit", core._commit)
-        self._tell = timed("frames", tell)
+        self._tell = timed("frames", self._tell)
         HostBuffer.fill = timed("integers", fill)
         Flight.read = timed("sample", read)
         try:
             yield
         finally:
-            for name in ("_schedule", "_schedule_ahead", "_launch", "_commit"):
-                del vars(core)[name]
-            assert vars(core).keys() == kept.keys()
-            del self._tell
+            del runner.launch, scheduler.schedule, scheduler.ahead, core._commit, self._tell
             HostBuffer.fill, Flight.read = fill, read
 
     def measure(self, count: int) -> dict[str, float]:

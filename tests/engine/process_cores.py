@@ -206,6 +206,16 @@ def open_dying() -> Opened:
     os._exit(4)
 
 
+def open_with_graphs(**options) -> Opened:
+    """On a CPU, too, steps that only decode are captured and run ahead."""
+    from functools import partial
+
+    from perilune.engine import opening
+
+    opening.EngineCore = partial(opening.EngineCore, graphs=True)
+    return opening.open_core(**options)
+
+
 def open_with_a_rank_that_cannot_start(**options) -> Opened:
     from perilune.engine import leader, opening
 

@@ -29,6 +29,7 @@ from perilune.engine.pooled_memory import Room
 from perilune.engine.rank_wire import Accept, Feed, ToRank, decode_to_rank
 from perilune.engine.restarts import RestartPolicy
 from perilune.engine.sequence import TokenSequence
+from perilune.engine.shared_graphs import SharedGraphs
 from perilune.engine.supervisor import Supervisor
 from perilune.engine.wire import Frames, frame
 from perilune.model.api import LanguageModel, load_model
@@ -111,9 +112,10 @@ class Guesses:
         return [*right, (last + 1) % 128]
 
 
+@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("crowded", [False, True])
-def test_a_follower_has_the_same_pools(model, prompts, request_of, crowded) -> None:
-    """Chunks, cuts, hits, copies, drafts, preemption: every byte of the tensors."""
+def test_a_follower_has_the_same_pools(model, prompts, request_of, crowded, graphs) -> None:
+    """Chunks, cuts, hits, copies, preemption, drafts or graphs: every byte of the tensors."""
     line = Line(model.model)
     if crowded:  # each needs a second page for its answer
         prompts = [prompt[:60] for prompt in (prompts[3], prompts[2], prompts[3][70:])]
@@ -124,7 +126,9 @@ def test_a_follower_has_the_same_pools(model, prompts, request_of, crowded) -> N
         cost=cost_of(model.model),
         max_running=4,
         prefill_budget=48,
-        drafter=Guesses(prompts, want),
+        drafter=None if graphs else Guesses(prompts, want),
+        graphs=graphs,
+        new_graphs=SharedGraphs,
     )
     pools = core.scheduler.memory.pools
     assert isinstance(pools, SharedPools)
@@ -138,7 +142,8 @@ def test_a_follower_has_the_same_pools(model, prompts, request_of, crowded) -> N
         assert [s.generated_ids for s in sequences] == want, turn
     kinds = {type(message).__name__ for message in line.told}
     assert kinds >= {"NewPools", "CopySlots", "Feed"}
-    assert crowded or "Accept" in kinds
+    assert crowded or graphs or "Accept" in kinds
+    assert (kinds >= {"NewGraphs", "Capture", "Replay"}) == graphs
     assert crowded or "CopyPages" in kinds
     assert (core.scheduler.num_preempted > 0) == crowded
 
@@ -229,7 +234,7 @@ async def collect(engine: EngineClient, request: TokenRequest) -> list[TokenEven
 async def engine_of(directory: Path) -> AsyncIterator[tuple[EngineClient, Supervisor]]:
     """Whatever happens meanwhile, no process is left at the end."""
     supervisor = Supervisor(
-        "perilune.engine.opening:open_core",
+        "process_cores:open_with_graphs",
         policy=RestartPolicy(quick_s=0, wait_s=300),
         model_dir=str(directory),
         tensor_parallel=2,
@@ -245,6 +250,7 @@ async def engine_of(directory: Path) -> AsyncIterator[tuple[EngineClient, Superv
         assert all(map(exited, left))
 
 
+@pytest.mark.usefixtures("cores_in_reach")
 def test_two_ranks_answer_as_one_process_and_end_together(
     model, prompts, request_of, directory
 ) -> None:

@@ -7,7 +7,7 @@ while the model runs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from perilune.engine.sampler import Sampled
 from perilune.engine.scheduler import Scheduler
 from perilune.engine.sequence import TokenSequence
 from perilune.engine.speculation import NO_DRAFTS, Drafter, Drafts, Speculation
-from perilune.engine.step_model import FixedPools, StepModel
+from perilune.engine.step_model import StepModel
 
 FEW_STATES = Retention(min_gap=16)
 
@@ -58,6 +58,7 @@ class EngineCore:
         prefill_budget: int = 256,
         max_context: int | None = None,
         graphs: bool | None = None,
+        new_graphs: Callable[..., DecodeGraphs] = DecodeGraphs,
         run_ahead: bool = True,
         lane: Lane | None = None,
     ) -> None:
@@ -67,7 +68,8 @@ class EngineCore:
         `tiers`: what it has beside the card.
         `drafter`: guesses tokens, which are verified together; None: nobody does.
         `max_context`: tokens of one sequence, for which graphs have room; by default what fits.
-        `graphs`: whether steps that only decode are captured and replayed; by default on one GPU.
+        `graphs`: whether steps that only decode are captured and replayed; by default on a GPU.
+        `new_graphs`: makes them, of what `DecodeGraphs` takes.
         `run_ahead`: where there are graphs, a step is launched before the one before has ended.
         `lane`: where steps run, by default the device's own.
 
@@ -85,13 +87,10 @@ class EngineCore:
         place = torch.device(device)
         lane = lane or lane_of(place)
         self._graphs: DecodeGraphs | None = None
-        if graphs is None:
-            graphs = place.type == "cuda" and isinstance(memory.pools, FixedPools)
-        if graphs:
-            assert isinstance(memory.pools, FixedPools)
+        if place.type == "cuda" if graphs is None else graphs:
             num_pages = memory.num_pages(min(max_context or memory.max_tokens, memory.max_tokens))
             capacity = Capacity(max_running, num_pages)
-            self._graphs = DecodeGraphs(model, memory.pools, capacity, place, lane)
+            self._graphs = new_graphs(model, memory.pools, capacity, place, lane)
         self._runner = Runner(model, memory.pools, place, lane, self._graphs)
         self._runs_ahead = run_ahead and self._graphs is not None
         self._flight: Flight | None = None

@@ -103,6 +103,15 @@ class HostBuffer:
         num_bytes = 8 * COLUMNS * len(self._id_N) + 4 * (len(self._id_N) + n * width)
         self.loaded = n, width, num_bytes
 
+    def load(self, n: int, width: int, integers: bytes) -> None:
+        """Takes over what another was filled with."""
+        self.bytes_.numpy()[: len(integers)] = np.frombuffer(integers, np.uint8)
+        self.loaded = n, width, len(integers)
+
+    def integers(self) -> bytes:
+        """For `load`."""
+        return self.bytes_[: self.loaded[2]].numpy().tobytes()
+
 
 class PageTables:
     """Of the sequence in each row. A sequence keeps its row as long as those before it stay, and

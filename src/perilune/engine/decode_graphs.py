@@ -21,7 +21,7 @@ from perilune.engine.decode_buffers import DeviceBuffers, HostBuffer, PageTables
 from perilune.engine.flight import Flight, Results
 from perilune.engine.lane import Lane, Work
 from perilune.engine.sampler import take_likeliest
-from perilune.engine.step_model import FixedPools, StepModel
+from perilune.engine.step_model import StepModel, StepPools
 
 
 def row_counts(most: int) -> list[int]:
@@ -43,7 +43,7 @@ class DecodeGraphs:
     def __init__(
         self,
         model: StepModel,
-        pools: FixedPools,
+        pools: StepPools,
         capacity: Capacity,
         device: torch.device,
         lane: Lane,
@@ -64,29 +64,44 @@ class DecodeGraphs:
         """Captures all graphs, the largest first: the others do with its memory. No step may be in
         flight."""
         for count in reversed(self._counts):
-            self._graph(count)
+            self.graph(count)
 
     def launch(self, plan: Plan) -> Flight:
         """Enqueues a step without prompts. Raises ValueError as `HostBuffer.fill` does."""
         count = len(plan.decoding)
         n = next(each for each in self._counts if each >= count)
-        graph = self._graph(n)
-        buffer = self._buffers[0]
-        self._buffers.reverse()
-        buffer.is_free()
+        graph, buffer = self.graph(n), self._free_buffer()
         buffer.fill(plan.decoding, n, self._tables)
-        self._lane.run(lambda: self._run(graph, buffer, count))
-        done = buffer.is_free = self._lane.mark()
+        done = self._enqueue(graph, buffer, count)
         assert self._logits_NV is not None
         results = Results(logits_RV=self._logits_NV[:count], token_B=buffer.out_N[:count])
         return Flight(plan, done, results)
+
+    def replay(self, n: int, width: int, integers: bytes) -> None:
+        """Enqueues the step that another's `HostBuffer` was filled for."""
+        buffer = self._free_buffer()
+        buffer.load(n, width, integers)
+        self._enqueue(self.graph(n), buffer, n)
+
+    def _free_buffer(self) -> HostBuffer:
+        buffer = self._buffers[0]
+        self._buffers.reverse()
+        buffer.is_free()
+        return buffer
+
+    def _enqueue(self, graph: Work, buffer: HostBuffer, count: int) -> Work:
+        """Waits, when it is called, for that step."""
+        self._lane.run(lambda: self._run(graph, buffer, count))
+        done = buffer.is_free = self._lane.mark()
+        return done
 
     def _run(self, graph: Work, buffer: HostBuffer, count: int) -> None:
         self._device.take(buffer)
         graph()
         buffer.out_N[:count].copy_(self._device.out_N[:count], non_blocking=True)
 
-    def _graph(self, n: int) -> Work:
+    def graph(self, n: int) -> Work:
+        """Of `n` rows, captured if it is not yet."""
         if n not in self._graphs:
             # Capturing runs the step, and what the one before has sampled is still wanted.
             self._lane.run(self._device.rest)

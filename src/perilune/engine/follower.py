@@ -20,15 +20,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from perilune.engine.decode_graphs import Capacity, DecodeGraphs
 from perilune.engine.errors import WireError
 from perilune.engine.hangup import when_gone
+from perilune.engine.lane import lane_of
 from perilune.engine.rank_wire import (
     Accept,
+    Capture,
     CopyPages,
     CopySlots,
     Feed,
     Join,
+    NewGraphs,
     NewPools,
+    Replay,
     ToRank,
     decode_to_rank,
 )
@@ -99,6 +104,7 @@ class Follower:
         self._ranks = ranks
         self._device = device
         self._pools: Pools | None = None
+        self._graphs: DecodeGraphs | None = None
         self._verified: tuple[Verified, Step] | None = None
 
     @torch.inference_mode()
@@ -126,8 +132,21 @@ class Follower:
                 assert self._verified is not None, message
                 verified, step = self._verified
                 self._model.accept(verified, pools, step, self._handed_out(num_sequences))
+            case NewGraphs():
+                capacity = Capacity(message.rows, message.pages)
+                lane = lane_of(self._device)
+                self._graphs = DecodeGraphs(self._model, pools, capacity, self._device, lane)
+            case Capture(rows):
+                self._made_graphs.graph(rows)
+            case Replay(rows, width, integers):
+                self._made_graphs.replay(rows, width, integers)
             case Join():
                 raise WireError("a rank joins once")
+
+    @property
+    def _made_graphs(self) -> DecodeGraphs:
+        assert self._graphs is not None
+        return self._graphs
 
     def _handed_out(self, count: int) -> Tensor:
         return self._ranks.handed_out(torch.empty(count, dtype=torch.long, device=self._device))

@@ -146,13 +146,18 @@ class SharedPools:
         step = self.own.step(decoding, prefilling, num_each=num_each, verify=verify)
         return Planned(step, Feed.of(decoding, prefilling, num_each=num_each, verify=verify))
 
+    def decode_step(
+        self, slot_N: Tensor, table_NJ: Tensor, length_N: Tensor, row_N: Tensor
+    ) -> Step:
+        return self.own.decode_step(slot_N, table_NJ, length_N, row_N)
+
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
-        with _all_or_none():
+        with all_or_none():
             self._others.tell(CopySlots([*pairs]))
             self.own.copy_slots(pairs)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        with _all_or_none():
+        with all_or_none():
             self._others.tell(CopyPages([*pairs]))
             self.own.copy_pages(pairs)
 
@@ -163,42 +168,44 @@ class SharedModel:
     def __init__(self, model: Transformer, others: Others, ranks: Ranks) -> None:
         self.page_len = model.page_len
         self._model = model
-        self._others = others
+        self.others = others
         self._ranks = ranks
 
     def new_pools(self, *, slots: int, pages: int) -> SharedPools:
-        with _all_or_none():
-            self._others.tell(NewPools(slots, pages))
-            return SharedPools(self._model.new_pools(slots=slots, pages=pages), self._others)
+        with all_or_none():
+            self.others.tell(NewPools(slots, pages))
+            return SharedPools(self._model.new_pools(slots=slots, pages=pages), self.others)
 
-    def step(self, token_ids_T: Tensor, pools: SharedPools, step: Planned) -> Tensor:
-        """fp32 logits [R, V].
+    def step(self, token_ids_T: Tensor, pools: SharedPools, step: Planned | Step) -> Tensor:
+        """fp32 logits [R, V]. A `Step` is part of a graph, which the others have been told of.
 
         Raises:
             RanksApartError: whatever it was that failed, the others may have gone on.
         """
-        with _all_or_none():
-            self._others.tell(step.feed)
+        with all_or_none():
+            if isinstance(step, Step):
+                return self._model.step(token_ids_T, pools.own, step)
+            self.others.tell(step.feed)
             self._ranks.handed_out(token_ids_T)
             return self._model.step(token_ids_T, pools.own, step.step)
 
     def verify(self, token_ids_T: Tensor, pools: SharedPools, step: Planned) -> Verified:
         """As `step`."""
-        with _all_or_none():
-            self._others.tell(step.feed)
+        with all_or_none():
+            self.others.tell(step.feed)
             self._ranks.handed_out(token_ids_T)
             return self._model.verify(token_ids_T, pools.own, step.step)
 
     def accept(self, verified: Verified, pools: SharedPools, step: Planned, keep_N: Tensor) -> None:
         """Raises as `step` does."""
-        with _all_or_none():
-            self._others.tell(Accept(len(keep_N)))
+        with all_or_none():
+            self.others.tell(Accept(len(keep_N)))
             self._ranks.handed_out(keep_N)
             self._model.accept(verified, pools.own, step.step, keep_N)
 
 
 @contextmanager
-def _all_or_none() -> Iterator[None]:
+def all_or_none() -> Iterator[None]:
     try:
         yield
     except Exception as error:

@@ -17,12 +17,14 @@ from perilune.engine.cache_sizes import cost_of, default_bytes, room_of
 from perilune.engine.cache_tiers import tiers_of
 from perilune.engine.client import EngineClient
 from perilune.engine.core import EngineCore
+from perilune.engine.decode_graphs import DecodeGraphs
 from perilune.engine.draft_model import DraftModel
 from perilune.engine.errors import RanksApartError
 from perilune.engine.grammar_compiler import GrammarCompiler
 from perilune.engine.host import Opened
 from perilune.engine.leader import load_shared
 from perilune.engine.pooled_memory import Room
+from perilune.engine.shared_graphs import SharedGraphs
 from perilune.engine.speculation import MAX_ROWS, FirstOf, LookupDrafter
 from perilune.engine.step_model import StepModel
 from perilune.engine.thread import EngineThread
@@ -116,6 +118,7 @@ def open_core(
         max_waiting=max_waiting,
         prefill_budget=prefill_budget or (256 if place.type == "cpu" else 4096),
         max_context=max_context,
+        new_graphs=DecodeGraphs if tensor_parallel == 1 else SharedGraphs,
     )
     return Opened(
         core=core,

@@ -113,7 +113,26 @@ class Accept(msgspec.Struct, tag=True, frozen=True):
     num_sequences: int
 
 
-ToRank = Join | NewPools | CopySlots | CopyPages | Feed | Accept
+class NewGraphs(msgspec.Struct, tag=True, frozen=True):
+    """Of steps that only decode, with room for so many."""
+
+    rows: int
+    pages: int
+
+
+class Capture(msgspec.Struct, tag=True, frozen=True):
+    rows: int
+
+
+class Replay(msgspec.Struct, tag=True, frozen=True):
+    """A step in a graph. Its tokens are among the integers, or sampled by all ranks alike."""
+
+    rows: int
+    width: int
+    integers: bytes
+
+
+ToRank = Join | NewPools | CopySlots | CopyPages | Feed | Accept | NewGraphs | Capture | Replay
 
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 

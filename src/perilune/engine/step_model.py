@@ -6,7 +6,7 @@ Legend: T packed tokens, R rows of logits, V vocabulary, N sequences that decode
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -33,21 +33,15 @@ class StepPools(Protocol):
         """What the model's `step` takes, or its `verify`."""
         ...
 
-    def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None: ...
-
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
-
-
-@runtime_checkable
-class FixedPools(StepPools, Protocol):
-    """On which steps that only decode can be captured. Of a model that several ranks share they
-    cannot yet: the others would have to replay theirs."""
-
     def decode_step(self, slot_N: Tensor, table_NJ: Tensor, length_N: Tensor, row_N: Tensor) -> Any:
         """The same for one token of each, of tensors that may change from run to run: int64 slots,
         int32 pages, int32 tokens with the new one, and int64 rows that the new ones go to, counted
         through all pages. Inert rows have slot `NO_SLOT`, no token and row 0."""
         ...
+
+    def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
 
 
 class StepModel(Protocol):

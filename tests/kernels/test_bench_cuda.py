@@ -37,7 +37,8 @@ def asked(monkeypatch):
             log.append("replay")
 
     @contextlib.contextmanager
-    def capture(graph):
+    def capture(graph, capture_error_mode):
+        assert capture_error_mode == "thread_local"
         log.append("capture")
         yield
         log.append("captured")

@@ -510,6 +510,16 @@ def situ_faults() -> list[Fault]:
     ]  # fmt: skip
 
 
+def sigmoid_gate_faults() -> list[Fault]:
+    op = "sigmoid_gate"
+    return [
+        fed(op, "heads_in_another_order", o_THV=lambda x: x["o_THV"].flip(1)),
+        fed(op, "gate_of_the_token_before", gate_TC=lambda x: x["gate_TC"].roll(1, 0)),
+        inside(op, "no_sigmoid", torch, "sigmoid", torch.ones_like),
+        inside(op, "tanh_for_sigmoid", torch, "sigmoid", torch.tanh),
+    ]
+
+
 def linear_faults(op: str) -> list[Fault]:
     return [
         fed(op, "rounded_to_bf16", x_TI=lambda x: x["x_TI"].bfloat16().float()),
@@ -536,6 +546,7 @@ FAULTS = [
     *packed_expert_faults(),
     *mla_faults(),
     *situ_faults(),
+    *sigmoid_gate_faults(),
 ]
 
 

@@ -43,18 +43,20 @@ def experts(
     beta: float | None,
     linear_beta: float | None,
 ) -> Tensor:
-    """As `reference.experts` for bf16 tokens, with fp32 sums; other dtypes run the reference. In
-    bf16 no expert is elsewhere."""
+    """As `reference.experts` for bf16 tokens, with fp32 sums; other dtypes run the
+    reference."""
     if x_TL.dtype != torch.bfloat16:
         return reference.experts(x_TL, expert_TR, weight_TR, w13_E2IL, w2_ELI, beta, linear_beta)
     t, r = expert_TR.shape
     groups = groups_of(expert_TR, w13_E2IL.shape[0])
-    slot_TR, ends_E = groups.slot_TR, groups.end_E
+    # Pairs that are elsewhere go to one row more, and come from one of zeros.
+    slot_TR, ends_E = groups.slot_TR % (groups.rows + 1), groups.end_E
     rows = x_TL.bfloat16()[:, None].expand(-1, r, -1).reshape(t * r, -1)
-    x_PL = rows.new_zeros(groups.rows, rows.shape[1]).index_copy(0, slot_TR.reshape(-1), rows)
+    x_PL = rows.new_zeros(groups.rows + 1, rows.shape[1]).index_copy(0, slot_TR.reshape(-1), rows)
+    x_PL = x_PL[:-1]
     hidden_P2I = grouped_mm(x_PL, w13_E2IL.bfloat16().mT, offs=ends_E)
     out_PL = grouped_mm(situ_glu(hidden_P2I, beta, linear_beta), w2_ELI.bfloat16().mT, offs=ends_E)
-    out_TRL = out_PL[slot_TR].float()
+    out_TRL = pad(out_PL, (0, 0, 0, 1))[slot_TR].float()
     return (out_TRL * weight_TR[..., None].float()).sum(1).to(x_TL.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The step loop's body: schedule, run, sample, commit.
+"""The step loop's body: schedule, launch, read the tokens, commit.
 
 `add` and `abort` may be called from any thread, `step` from one at a time. The lock is not held
 while the model runs.
@@ -57,7 +57,7 @@ class EngineCore:
         max_waiting: int = 256,
         prefill_budget: int = 256,
         max_context: int | None = None,
-        graphs: bool | None = None,
+        graphs: bool = False,
         new_graphs: Callable[..., DecodeGraphs] = DecodeGraphs,
         run_ahead: bool = True,
         lane: Lane | None = None,
@@ -68,7 +68,8 @@ class EngineCore:
         `tiers`: what it has beside the card.
         `drafter`: guesses tokens, which are verified together; None: nobody does.
         `max_context`: tokens of one sequence, for which graphs have room; by default what fits.
-        `graphs`: whether steps that only decode are captured and replayed; by default on a GPU.
+        `graphs`: whether steps that only decode are captured and replayed. Not by default, as long
+        as no GPU has run them in an engine.
         `new_graphs`: makes them, of what `DecodeGraphs` takes.
         `run_ahead`: where there are graphs, a step is launched before the one before has ended.
         `lane`: where steps run, by default the device's own.
@@ -87,7 +88,7 @@ class EngineCore:
         place = torch.device(device)
         lane = lane or lane_of(place)
         self._graphs: DecodeGraphs | None = None
-        if place.type == "cuda" if graphs is None else graphs:
+        if graphs:
             num_pages = memory.num_pages(min(max_context or memory.max_tokens, memory.max_tokens))
             capacity = Capacity(max_running, num_pages)
             self._graphs = new_graphs(model, memory.pools, capacity, place, lane)

@@ -118,7 +118,6 @@ def open_core(
         max_waiting=max_waiting,
         prefill_budget=prefill_budget or (256 if place.type == "cpu" else 4096),
         max_context=max_context,
-        graphs=False,  # as long as no GPU has run them in an engine
         new_graphs=DecodeGraphs if tensor_parallel == 1 else SharedGraphs,
     )
     return Opened(

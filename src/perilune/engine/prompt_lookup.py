@@ -20,6 +20,12 @@ class PromptLookup:
         text ends with is not in it yet: it would only find itself."""
         for token_id in prompt_ids[-LOOK_BACK:]:
             self.append(token_id)
+        self._num_of_prompt = len(self._ids)
+
+    @property
+    def num_appended(self) -> int:
+        """Behind the prompt."""
+        return len(self._ids) - self._num_of_prompt
 
     def append(self, token_id: int) -> None:
         if len(self._ids) >= MATCH:

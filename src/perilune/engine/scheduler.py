@@ -149,7 +149,9 @@ class Scheduler:
         self.memory.poll()
         self._displace()
         decoding = [
-            self._chunk(s, 1) for s in list(self.running) if s.is_decoding and self._has_page(s)
+            self._chunk(s, 1)
+            for s in list(self.running)
+            if s.is_decoding and self._has_pages(s, 1, may_take=True)
         ]
         width = drafts.width if self._has_room(decoding, drafts.width) else 0
         if width:
@@ -196,10 +198,11 @@ class Scheduler:
         first, last = self._next_waiting(), next(reversed(self.running), None)
         return first is not None and last is not None and _comes_before(first, last)
 
-    def _has_page(self, sequence: TokenSequence) -> bool:
-        """For the next token, at the cost of younger sequences; False: it was the youngest."""
-        while not self.memory.grow(sequence, sequence.num_computed + 1):
-            if not self._take_from_youngest(sequence):
+    def _has_pages(self, sequence: TokenSequence, count: int, *, may_take: bool) -> bool:
+        """For the next `count` tokens, with `may_take` at the cost of younger sequences; False even
+        so: it was the youngest."""
+        while not self.memory.grow(sequence, sequence.num_computed + count):
+            if not may_take or not self._take_from_youngest(sequence):
                 return False
         return True
 
@@ -243,7 +246,7 @@ class Scheduler:
             if sequence is oldest:
                 spare = left - sum(s.num_remaining for s in others)
                 count = min(count, max(spare, (left + 1) // 2))
-            if self._has_pages(sequence, count, is_alone and not chunks):
+            if self._has_pages(sequence, count, may_take=is_alone and not chunks):
                 chunks.append(self._chunk(sequence, count))
                 left -= count
         return chunks
@@ -272,12 +275,6 @@ class Scheduler:
             self.memory.forget()
             started = self.memory.start(sequence, 0)
         return started
-
-    def _has_pages(self, sequence: TokenSequence, count: int, is_alone: bool) -> bool:
-        while not self.memory.grow(sequence, sequence.num_computed + count):
-            if not is_alone or not self._take_from_youngest(sequence):
-                return False
-        return True
 
     def commit(self, chunk: Chunk, sampled: Sequence[Sampled]) -> bool:
         """Notes what the model has computed and, for a sampled chunk, the tokens: as many as its

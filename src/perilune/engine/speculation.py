@@ -50,22 +50,19 @@ class LookupDrafter:
 
     def __init__(self) -> None:
         self._lookups: dict[TokenSequence, PromptLookup] = {}
-        self._num_seen: dict[TokenSequence, int] = {}
 
     def draft(self, wanted: Mapping[TokenSequence, int]) -> dict[TokenSequence, list[int]]:
         return {s: self._updated(s).draft(count) for s, count in wanted.items()}
 
     def forget(self, sequence: TokenSequence) -> None:
         self._lookups.pop(sequence, None)
-        self._num_seen.pop(sequence, None)
 
     def _updated(self, sequence: TokenSequence) -> PromptLookup:
         lookup = self._lookups.get(sequence)
         if lookup is None:
             lookup = self._lookups[sequence] = PromptLookup(sequence.request.prompt_ids)
-        for token_id in sequence.generated_ids[self._num_seen.get(sequence, 0) :]:
+        for token_id in sequence.generated_ids[lookup.num_appended :]:
             lookup.append(token_id)
-        self._num_seen[sequence] = len(sequence.generated_ids)
         return lookup
 
 
@@ -102,7 +99,7 @@ class Speculation:
         for ended in [s for s in self._widths if s.finish_reason is not None]:
             del self._widths[ended]
             self._drafter.forget(ended)
-        if not decoding or 2 * len(decoding) > MAX_ROWS:
+        if not decoding or _are_too_many(decoding):
             return NO_DRAFTS
         wanted = {s: count for s in decoding if (count := self._wanted(s)) > 0}
         found = {s: ids for s, ids in self._drafter.draft(wanted).items() if ids} if wanted else {}
@@ -113,7 +110,7 @@ class Speculation:
 
     def is_pausing(self, decoding: Sequence[TokenSequence]) -> bool:
         """Whether a step in which these decode has no drafts, whatever they will have sampled."""
-        if 2 * len(decoding) > MAX_ROWS:
+        if _are_too_many(decoding):
             return True
         return all(
             s.sampling.depends_on_output or ((width := self._widths.get(s)) and width.is_pausing)
@@ -122,8 +119,10 @@ class Speculation:
 
     def skip(self, decoding: Sequence[TokenSequence]) -> None:
         """Instead of `propose`, for a step of the pause."""
+        if _are_too_many(decoding):
+            return
         for sequence in decoding:
-            if sequence in self._widths and 2 * len(decoding) <= MAX_ROWS:
+            if sequence in self._widths:
                 self._widths[sequence].next()
 
     def note(self, sequence: TokenSequence, num_drafted: int, num_right: int) -> None:
@@ -138,6 +137,11 @@ class Speculation:
             return 0
         width = self._widths.setdefault(sequence, DraftWidth()).next()
         return min(width, sequence.max_tokens - len(sequence.generated_ids) - 1)
+
+
+def _are_too_many(decoding: Sequence[TokenSequence]) -> bool:
+    """For a draft of one token each."""
+    return 2 * len(decoding) > MAX_ROWS
 
 
 def _width(lengths: Sequence[int], num_sequences: int) -> int:

@@ -208,18 +208,20 @@ def test_a_planted_fault_is_seen(name, tmp_path, monkeypatch):
 
 AMONG_MANY = {
     "a split too few": ("in range(SPLITS)", "in range(SPLITS - 1)"),
-    "the last split alone": ("y_OT += acc_OT", "y_OT = acc_OT"),
-    "splits overlap": ("first = split * STEPS * BK", "first = split * STEPS * BK // 2"),
-    "columns beyond the last": ("here_1K = (k_ < WIDTH - k)", "here_1K = (k_ < WIDTH)"),
+    "the last split alone": ("y_OT += of_split(", "y_OT = of_split("),
     "rows of another tile": ("o_ = tl.program_id(0) * BO", "o_ = tl.program_id(0) // 2 * BO"),
     "tokens of another tile": ("tl.program_id(1).to(tl.int64)", "(tl.program_id(1) // 2)"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", AMONG_MANY)
+SHARED = ("splits overlap", "columns beyond the last")
+
+
+@pytest.mark.parametrize("name", [*AMONG_MANY, *SHARED])
 def test_a_fault_planted_among_many_is_seen(name, tmp_path, monkeypatch):
-    right, wrong = AMONG_MANY[name]
+    module = triton_scores if name in SHARED else triton_scores_many
+    right, wrong = (FAULTS if name in SHARED else AMONG_MANY)[name]
     users = (triton_scores_many,)
-    plant_in_source(triton_scores_many, right, wrong, users, tmp_path, monkeypatch)
+    plant_in_source(module, right, wrong, users, tmp_path, monkeypatch)
     run = triton_scores_many.scores
     assert not error(*drawn(70, 200, 70, BF16, BF16), run) < LIMIT

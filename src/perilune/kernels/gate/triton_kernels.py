@@ -73,17 +73,20 @@ def _tiles(gate_TC: Tensor) -> tuple[int, int, tuple[int]]:
 
 
 @triton.jit
-def _place(
-    num_rows, o_stride, head_stride, C: tl.constexpr, V: tl.constexpr, BM: tl.constexpr,
-    BC: tl.constexpr,
+def _read(
+    o_p, gate_p, num_rows, o_stride, head_stride, gate_stride, C: tl.constexpr, V: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Rows (int64) and channels of this program, which of them are there, and offsets in o."""
+    """Rows (int64) and channels of this program, which of them are there; o and the gate, fp32."""
     across: tl.constexpr = (C + BC - 1) // BC
     m_M = (tl.program_id(0) // across).to(tl.int64) * BM + tl.arange(0, BM)
     c_C = (tl.program_id(0) % across) * BC + tl.arange(0, BC)
     o_1C = (c_C // V).to(tl.int64)[None, :] * head_stride + (c_C % V)[None, :]
     here_MC = (m_M < num_rows)[:, None] & (c_C < C)[None, :]
-    return m_M[:, None], c_C[None, :], here_MC, m_M[:, None] * o_stride + o_1C
+    m_M1, c_1C = m_M[:, None], c_C[None, :]
+    o = tl.load(o_p + m_M1 * o_stride + o_1C, mask=here_MC, other=0.0)
+    gate = tl.load(gate_p + m_M1 * gate_stride + c_1C, mask=here_MC, other=0.0)
+    return m_M1, c_1C, here_MC, o.to(tl.float32), gate.to(tl.float32)
 
 
 @triton.jit
@@ -101,10 +104,9 @@ def _forward(
     BC: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    m_M1, c_1C, here_MC, o_MC = _place(num_rows, o_stride, head_stride, C, V, BM, BC)
-    o = tl.load(o_p + o_MC, mask=here_MC, other=0.0).to(tl.float32)
-    gate_at = gate_p + m_M1 * gate_stride + c_1C
-    gate = tl.load(gate_at, mask=here_MC, other=0.0).to(tl.float32)
+    m_M1, c_1C, here_MC, o, gate = _read(
+        o_p, gate_p, num_rows, o_stride, head_stride, gate_stride, C, V, BM, BC
+    )
     y = o * sigmoid(gate, PTX)
     tl.store(y_p + m_M1 * C + c_1C, y.to(y_p.dtype.element_ty), mask=here_MC)
 
@@ -127,10 +129,9 @@ def _backward(
     BC: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    m_M1, c_1C, here_MC, o_MC = _place(num_rows, o_stride, head_stride, C, V, BM, BC)
-    o = tl.load(o_p + o_MC, mask=here_MC, other=0.0).to(tl.float32)
-    gate_at = gate_p + m_M1 * gate_stride + c_1C
-    gate = tl.load(gate_at, mask=here_MC, other=0.0).to(tl.float32)
+    m_M1, c_1C, here_MC, o, gate = _read(
+        o_p, gate_p, num_rows, o_stride, head_stride, gate_stride, C, V, BM, BC
+    )
     dy = tl.load(dy_p + m_M1 * dy_stride + c_1C, mask=here_MC, other=0.0).to(tl.float32)
     s = sigmoid(gate, PTX)
     out_MC = m_M1 * C + c_1C

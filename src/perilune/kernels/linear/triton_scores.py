@@ -126,7 +126,32 @@ def _product(
     here_T1 = (t_ < num_tokens)[:, None]
     weight_at = weight_p + o_.to(tl.int64)[:, None] * weight_stride + k_[None, :]
     x_at = x_p + t_.to(tl.int64)[:, None] * x_stride + k_[None, :]
-    acc_OT = tl.zeros([BO, BT], tl.float32)
+    acc_OT = of_split(
+        weight_at, x_at, here_O1, here_T1, split, WIDTH, STEPS, BK, WEIGHT_PARTS, X_PARTS, DTYPE,
+        STAGES,
+    )  # fmt: skip
+    part_at = part_p + (split.to(tl.int64) * num_tokens + t_)[:, None] * OUT + o_[None, :]
+    tl.store(part_at, tl.trans(acc_OT), mask=here_T1 & (o_ < OUT)[None, :])
+
+
+@triton.jit
+def of_split(
+    weight_at,
+    x_at,
+    here_O1,
+    here_T1,
+    split,
+    WIDTH: tl.constexpr,
+    STEPS: tl.constexpr,
+    BK: tl.constexpr,
+    WEIGHT_PARTS: tl.constexpr,
+    X_PARTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """W x^T over the columns of a split."""
+    k_ = tl.arange(0, BK)
+    acc_OT = tl.zeros([here_O1.shape[0], here_T1.shape[0]], tl.float32)
     first = split * STEPS * BK
     for k in tl.range(first, tl.minimum(first + STEPS * BK, WIDTH), BK, num_stages=STAGES):
         here_OK, here_TK = here_O1, here_T1
@@ -135,13 +160,12 @@ def _product(
             here_OK, here_TK = here_O1 & here_1K, here_T1 & here_1K
         weight_OK = tl.load(weight_at + k, mask=here_OK, other=0.0)
         x_TK = tl.load(x_at + k, mask=here_TK, other=0.0)
-        acc_OT = times(weight_OK, x_TK, acc_OT, WEIGHT_PARTS, X_PARTS, DTYPE)
-    part_at = part_p + (split.to(tl.int64) * num_tokens + t_)[:, None] * OUT + o_[None, :]
-    tl.store(part_at, tl.trans(acc_OT), mask=here_T1 & (o_ < OUT)[None, :])
+        acc_OT = _times(weight_OK, x_TK, acc_OT, WEIGHT_PARTS, X_PARTS, DTYPE)
+    return acc_OT
 
 
 @triton.jit
-def times(
+def _times(
     weight_OK,
     x_TK,
     acc_OT,

@@ -22,8 +22,8 @@ from perilune.kernels.linear.triton_scores import (
     ROWS,
     early,
     num_parts,
+    of_split,
     splits_of,
-    times,
 )
 
 LARGE_FROM = 2048
@@ -115,16 +115,9 @@ def _whole(
     x_at = x_p + t_[:, None] * x_stride + k_[None, :]
     y_OT = tl.zeros([BO, BT], tl.float32)
     for split in range(SPLITS):
-        acc_OT = tl.zeros([BO, BT], tl.float32)
-        first = split * STEPS * BK
-        for k in tl.range(first, tl.minimum(first + STEPS * BK, WIDTH), BK, num_stages=STAGES):
-            here_OK, here_TK = here_O1, here_T1
-            if WIDTH % BK != 0:
-                here_1K = (k_ < WIDTH - k)[None, :]
-                here_OK, here_TK = here_O1 & here_1K, here_T1 & here_1K
-            weight_OK = tl.load(weight_at + k, mask=here_OK, other=0.0)
-            x_TK = tl.load(x_at + k, mask=here_TK, other=0.0)
-            acc_OT = times(weight_OK, x_TK, acc_OT, WEIGHT_PARTS, X_PARTS, DTYPE)
-        y_OT += acc_OT
+        y_OT += of_split(
+            weight_at, x_at, here_O1, here_T1, split, WIDTH, STEPS, BK, WEIGHT_PARTS, X_PARTS,
+            DTYPE, STAGES,
+        )  # fmt: skip
     y_at = y_p + t_[:, None] * OUT + o_[None, :]
     tl.store(y_at, tl.trans(y_OT), mask=here_T1 & (o_ < OUT)[None, :])

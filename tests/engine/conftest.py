@@ -28,7 +28,7 @@ from perilune.engine.fake_pools import Fed
 from perilune.engine.host import Opened
 from perilune.engine.thread import EngineThread
 
-for name in ("process_cores", "memory_machine", "schedules"):
+for name in ("process_cores", "process_ends", "memory_machine", "schedules"):
     found = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     sys.modules[name] = importlib.util.module_from_spec(found)
     found.loader.exec_module(sys.modules[name])

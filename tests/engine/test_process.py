@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from process_cores import (
     SEGFAULT,
     token,
 )
+from process_ends import exited
 
 from perilune.core.errors import (
     CheckpointError,
@@ -89,18 +89,6 @@ def num_sockets() -> int:
     """Open in this process."""
     links = (os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir())
     return sum("socket:" in link for link in links)
-
-
-def exited(pid: int) -> bool:
-    """Whether a process that is no child of ours is gone, or will be within a minute."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([fd], [], [], 60)[0])
-    finally:
-        os.close(fd)
 
 
 def is_reaped(pid: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from process_ends import exited
 from torch import Tensor
 
 from perilune.core.errors import ConfigError, EngineError
@@ -212,18 +212,6 @@ def test_ranks_that_cannot_share_a_model_are_refused_before_any_starts(directory
 
 def children(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def exited(pid: int) -> bool:
-    """Whether a process is gone, or will be within a minute."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([fd], [], [], 60)[0])
-    finally:
-        os.close(fd)
 
 
 async def collect(engine: EngineClient, request: TokenRequest) -> list[TokenEvent]:

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from perilune.cli.bench_contexts_options import RESULTS, add_contexts_options
+from perilune.cli.bench_contexts_options import add_contexts_options
+from perilune.cli.result_options import RESULTS, UNCHECKED
 from perilune.core.errors import UnsupportedError
 from perilune.kernels.bench.ceilings import measure_ceilings
 from perilune.kernels.bench.environment import environment, require_comparable
-from perilune.kernels.bench.results import default_path
+from perilune.kernels.bench.results import path_for
 from perilune.kernels.bench.rounds import Settings
 from perilune.kernels.bench.stopwatch import stopwatch
 from perilune.model.contexts.plan import Case, planned
@@ -30,7 +31,6 @@ from perilune.model.contexts.tables import report
 from perilune.model.presets import preset
 
 LEAST_GPU_BYTES = 140e9
-UNCHECKED = "ops not checked in this run"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     device = _device(args.model)
     env = environment(device, {}, args.commit)
-    target = default_path(env, RESULTS, "contexts") if args.save == RESULTS else args.save
+    target = None if args.save is None else path_for(args.save, env, RESULTS, "contexts")
     if target is not None and target.exists():
         require_comparable(load(target).env, env, target)
     rates = measure_ceilings(device, stopwatch(device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-RESULTS = Path("benchmarks/results")
+from perilune.cli.result_options import add_result_options, add_unchecked, positive
 
 
 def add_contexts_options(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_contexts_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--cache-gb",
-        type=_positive,
+        type=positive,
         default=70.0,
         metavar="GB",
         help="10^9 bytes of cache that are filled in any case (70)",
@@ -40,35 +40,16 @@ def add_contexts_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--list", action="store_true", help="only print the names of the cases")
     parser.add_argument(
-        "--seconds", type=_positive, default=1.0, metavar="S", help="of a case's rounds (1)"
+        "--seconds", type=positive, default=1.0, metavar="S", help="of a case's rounds (1)"
     )
     parser.add_argument(
-        "--limit", type=_positive, metavar="S", help="begin no case after so many seconds"
+        "--limit", type=positive, metavar="S", help="begin no case after so many seconds"
     )
-    parser.add_argument(
-        "--unchecked",
-        action="store_true",
-        help="do not check the ops first: they were, at this commit; rows are marked",
-    )
-    parser.add_argument("--commit", metavar="ID", help="of the source, outside a repository")
-    parser.add_argument(
-        "--save",
-        nargs="?",
-        type=Path,
-        const=RESULTS,
-        metavar="FILE",
-        help=f"keep the rows (default: {RESULTS}/contexts_GPU_YYYYMM.json)",
-    )
+    add_unchecked(parser)
+    add_result_options(parser, "contexts")
     parser.add_argument(
         "--table", type=Path, metavar="FILE", help="only print a result file as Markdown"
     )
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0, up to 1e9")
-    return value
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perilune.cli.local_model import positive_int
+from perilune.cli.result_options import positive
 from perilune.cli.sampling_options import temperature
 from perilune.core.errors import ConfigError
 from perilune.gateway.load.level import Limits
@@ -49,7 +50,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         metavar="FIRST:END",
         help=f"ids that prompts are made of ({FIRST_ID}:{END_ID})",
     )
-    group.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="(600)")
+    group.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="(600)")
     group.add_argument(
         "--retry-429", type=_count, default=0, metavar="N", help="send again, N times at most (0)"
     )
@@ -68,9 +69,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         help="(default: trace, without one poisson)",
     )
     pace = group.add_mutually_exclusive_group()
-    pace.add_argument("--rate", type=_list_of(_positive), metavar="R", help="mean requests/s")
+    pace.add_argument("--rate", type=_list_of(positive), metavar="R", help="mean requests/s")
     pace.add_argument(
-        "--speed", type=_list_of(_positive), metavar="X", help="of the trace's own times (1)"
+        "--speed", type=_list_of(positive), metavar="X", help="of the trace's own times (1)"
     )
     pace.add_argument(
         "--concurrency",
@@ -81,7 +82,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--requests", type=positive_int, metavar="N", help="send at most N")
     group.add_argument(
         "--seconds",
-        type=_positive,
+        type=positive,
         metavar="S",
         help=f"let requests arrive for S seconds (default: {DEFAULT_SECONDS:g} without --requests)",
     )
@@ -93,7 +94,7 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("lengths")
     group.add_argument("--skip", type=_count, default=0, metavar="N", help="requests of the trace")
     group.add_argument(
-        "--scale-tokens", type=_positive, default=1.0, metavar="F", help="lengths of the trace (1)"
+        "--scale-tokens", type=positive, default=1.0, metavar="F", help="lengths of the trace (1)"
     )
     group.add_argument("--prompt-tokens", type=positive_int, default=512, metavar="N", help="(512)")
     group.add_argument("--output-tokens", type=positive_int, default=64, metavar="N", help="(64)")
@@ -107,11 +108,11 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
 
 def _add_judgement(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("report")
-    group.add_argument("--slo-ttft-ms", type=_positive, metavar="MS", help="for goodput")
-    group.add_argument("--slo-tpot-ms", type=_positive, metavar="MS", help="for goodput")
+    group.add_argument("--slo-ttft-ms", type=positive, metavar="MS", help="for goodput")
+    group.add_argument("--slo-tpot-ms", type=positive, metavar="MS", help="for goodput")
     group.add_argument(
         "--max-lag-ms",
-        type=_positive,
+        type=positive,
         metavar="MS",
         help="p99 of the generator's lag beyond which a run is refused (default: a tenth of the "
         "median time to first token, at least 10)",
@@ -189,13 +190,6 @@ def _loads(args: argparse.Namespace) -> tuple[Load, ...]:
 
 def _in_s(time_ms: float | None) -> float | None:
     return None if time_ms is None else time_ms / 1e3
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0, up to 1e9")
-    return value
 
 
 def _count(text: str) -> int:

@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from perilune.cli.bench_ranks_options import RESULTS, add_ranks_options
+from perilune.cli.bench_ranks_options import add_ranks_options
+from perilune.cli.result_options import RESULTS, UNCHECKED
 from perilune.core.errors import UnsupportedError
 from perilune.kernels.bench.ceilings import measure_ceilings
 from perilune.kernels.bench.environment import environment, require_comparable
-from perilune.kernels.bench.results import Row, default_path, describe, load, save
+from perilune.kernels.bench.results import Row, describe, load, path_for, save
 from perilune.kernels.bench.rounds import Spread
 from perilune.kernels.bench.stopwatch import stopwatch
 from perilune.kernels.bench.table import plain
@@ -29,7 +30,6 @@ from perilune.model.presets import preset
 from perilune.model.rank_bench import Measured, RankBench, planned
 from perilune.model.ranks import Ranks, meet, share_of
 
-UNCHECKED = "ops not checked in this run"
 UNEQUAL = "NOT EQUAL"
 
 
@@ -57,7 +57,7 @@ def _rank(rank: int, args: argparse.Namespace, folder: Path) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     env = environment(device, {}, args.commit) | {"model": args.model, "ranks": args.ranks}
-    target = default_path(env, RESULTS, "ranks") if args.save == RESULTS else args.save
+    target = None if args.save is None else path_for(args.save, env, RESULTS, "ranks")
     if target is not None and target.exists():
         require_comparable(load(target).env, env, target)
     rates = measure_ceilings(device, stopwatch(device))
@@ -75,7 +75,7 @@ def _rank(rank: int, args: argparse.Namespace, folder: Path) -> None:
         measured = bench.measure(case)
         if rank == 0:
             rows = _rows(measured, bench, args.unchecked, env["commit"])
-            for path in {folder / "rows.json", target} - {None}:
+            for path in filter(None, (folder / "rows.json", target)):
                 save(path, env, rows)
             print(f"perilune: {_line(measured)}", file=sys.stderr, flush=True)
     dist.destroy_process_group()

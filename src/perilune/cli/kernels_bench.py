@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from perilune.cli import kernels_layer
+from perilune.cli.result_options import RESULTS, add_result_options
 from perilune.core.env import num_threads
 from perilune.core.errors import UnsupportedError
 from perilune.kernels.bench.cases import bench
@@ -21,14 +22,12 @@ from perilune.kernels.bench.environment import environment, require_comparable
 from perilune.kernels.bench.errors import RefusedError
 from perilune.kernels.bench.gate import judge, stored_medians
 from perilune.kernels.bench.peers import versions
-from perilune.kernels.bench.results import Row, default_path, describe, load, save
+from perilune.kernels.bench.results import Row, describe, load, path_for, save
 from perilune.kernels.bench.rounds import Settings
 from perilune.kernels.bench.runner import Bencher
 from perilune.kernels.bench.stopwatch import stopwatch
 from perilune.kernels.bench.table import markdown, plain
 from perilune.kernels.registry import OPS
-
-RESULTS = Path("benchmarks/results")
 
 
 def add_arguments(actions: Any) -> None:
@@ -38,15 +37,7 @@ def add_arguments(actions: Any) -> None:
     measuring.add_argument("--case", metavar="NAME", help="only this case")
     measuring.add_argument("--backend", metavar="B", help="reference, or the device's own backend")
     measuring.add_argument("--seconds", type=_seconds, default=2.0, metavar="S", help="a case (2)")
-    measuring.add_argument("--commit", metavar="ID", help="of the source, outside a repository")
-    measuring.add_argument(
-        "--save",
-        nargs="?",
-        type=Path,
-        const=RESULTS,
-        metavar="FILE",
-        help=f"keep the rows (default: {RESULTS}/kernels_GPU_YYYYMM.json)",
-    )
+    add_result_options(measuring, "kernels")
     measuring.add_argument(
         "--table", type=Path, metavar="FILE", help="only print a result file as a Markdown table"
     )
@@ -97,7 +88,7 @@ def run_bench(args: argparse.Namespace) -> int:
             continue
         rows += measured
         if args.save is not None:
-            save(_target(args.save, env), env, measured)
+            save(path_for(args.save, env, RESULTS), env, measured)
     print(_report(env, rows, refused))
     return 1 if refused else 0
 
@@ -113,7 +104,7 @@ def _run_layer(args: argparse.Namespace, device: torch.device) -> int:
         print(f"{kernels_layer.NAME} {name}", file=sys.stderr)
         rows += measured
         if args.save is not None:
-            save(_target(args.save, env), env, measured)
+            save(path_for(args.save, env, RESULTS), env, measured)
     print(_report(env, rows, 0))
     return 0
 
@@ -167,10 +158,6 @@ def _chosen_cases(op: str | None, case: str | None, device: str) -> Iterator[tup
                 yield name, label
     if not found:
         raise UnsupportedError(f"{op or 'no op'} has no case {case or ''} for {device}")
-
-
-def _target(asked: Path, env: dict[str, Any]) -> Path:
-    return default_path(env, RESULTS) if asked == RESULTS else asked
 
 
 def _report(env: dict[str, Any], rows: list[Row], refused: int) -> str:

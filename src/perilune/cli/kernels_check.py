@@ -11,6 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from perilune.cli.result_options import count
 from perilune.core.errors import UnsupportedError
 from perilune.kernels import verdict
 from perilune.kernels.plugins import load_all
@@ -54,7 +55,7 @@ def add_arguments(actions: Any) -> None:
     )
     checks.add_argument(
         "--jobs",
-        type=_count,
+        type=count,
         default=1,
         metavar="N",
         help="processes that share the work (default: 1); on a GPU most of it is compiling",
@@ -65,12 +66,6 @@ def add_arguments(actions: Any) -> None:
 def _seed(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2^32 - 1, not {text!r}")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, not {text!r}")
     return int(text)
 
 

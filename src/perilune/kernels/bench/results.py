@@ -72,6 +72,11 @@ def default_path(env: Mapping[str, Any], folder: Path, what: str = "kernels") ->
     return folder / f"{what}_{word}_{env['date'][:7].replace('-', '')}.json"
 
 
+def path_for(asked: Path, env: Mapping[str, Any], folder: Path, what: str = "kernels") -> Path:
+    """`asked`, or the default path if that is `folder`."""
+    return default_path(env, folder, what) if asked == folder else asked
+
+
 def load(path: Path) -> ResultFile:
     """Raises:
     UnsupportedError: not a result file of this format.

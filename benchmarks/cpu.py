@@ -13,16 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import statistics
-import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from report import keep, provenance, spread
 
 from perilune.model.api import LanguageModel, load_model
 from perilune.model.lone import LoneSequence
@@ -147,10 +144,7 @@ def main() -> None:
             rounds[name].append(measure(engine, ids))
 
     result: dict[str, Any] = {
-        "command": " ".join(["python benchmarks/cpu.py", *sys.argv[1:]]),
-        "hardware": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "versions": {p: version(p) for p in ("torch", "numba", "mlx", "mlx-lm")},
-        "python": platform.python_version(),
+        **provenance("torch", "numba", "mlx", "mlx-lm"),
         "prompt_len": PROMPT_LEN,
         "decode_steps": DECODE_STEPS,
         "logits_relative_difference": float(gap),
@@ -160,19 +154,14 @@ def main() -> None:
     }
     for phase in ("prefill", "decode"):
         for name in engines:
-            speeds = sorted(r[phase] for r in rounds[name])
-            summary = {"median": statistics.median(speeds), "min": speeds[0], "max": speeds[-1]}
-            result["tokens_per_s"][f"{name} {phase}"] = summary
-        ratios = sorted(
+            speeds = [r[phase] for r in rounds[name]]
+            result["tokens_per_s"][f"{name} {phase}"] = spread(speeds)
+        ratios = [
             ours[phase] / theirs[phase]
             for ours, theirs in zip(rounds["perilune"], rounds["mlx-lm"], strict=True)
-        )
-        median = statistics.median(ratios)
-        result["ratio"][phase] = {"median": median, "min": ratios[0], "max": ratios[-1]}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+        ]
+        result["ratio"][phase] = spread(ratios)
+    keep(result, args.out)
 
 
 if __name__ == "__main__":

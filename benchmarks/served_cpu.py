@@ -15,18 +15,16 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
-import platform
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from report import keep, provenance, spread
 
 PROMPT = [100, 200, 300, 400] * 8
 
@@ -126,10 +124,6 @@ class Server:
         self.process.wait()
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", nargs="?", default="models/nano")
@@ -162,20 +156,14 @@ def main() -> None:
         server.close()
         bare.close()
     result: dict[str, Any] = {
-        "command": " ".join(["python benchmarks/served_cpu.py", *sys.argv[1:]]),
-        "hardware": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "versions": {p: version(p) for p in ("torch", "numba", "granian")},
-        "python": platform.python_version(),
+        **provenance("torch", "numba", "granian"),
         "rounds": args.rounds,
         "tokens": args.tokens,
         "bare_tokens_per_s": spread(bares),
         "served_tokens_per_s": {str(n): spread(values) for n, values in served.items()},
         "served_over_bare": {str(n): spread(values) for n, values in shares.items()},
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    keep(result, args.out)
 
 
 if __name__ == "__main__":

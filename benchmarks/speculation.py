@@ -11,17 +11,13 @@ to the last bits; the count of the same ones is printed.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from report import keep, provenance, spread
 
 from perilune.core.types import EngineInfo, SamplingParams, TokenRequest
 from perilune.engine.admission import admit
@@ -101,7 +97,7 @@ def measure(
     pairs = list(zip(plain[0]["ids"], drafted[0]["ids"], strict=True))
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
     return {
-        "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+        "ratio": spread(ratios),
         "plain_tokens_per_s": statistics.median(a["tokens_per_s"] for a in plain),
         "drafted_tokens_per_s": statistics.median(b["tokens_per_s"] for b in drafted),
         **{key: drafted[0][key] for key in ("tokens_per_step", "drafted", "accepted")},
@@ -121,13 +117,8 @@ def main() -> None:
     model = load_model(args.model, args.device)
     model.warm_up()
     tokenizer = load_chat_format(args.model).tokenizer
-    is_cpu = model.device.type == "cpu"
     result: dict[str, Any] = {
-        "command": " ".join(["python benchmarks/speculation.py", *sys.argv[1:]]),
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores"
-        if is_cpu
-        else torch.cuda.get_device_name(model.device),
-        "versions": {"torch": version("torch")},
+        **provenance("torch"),
         "new_tokens": NUM_NEW,
         "rounds": args.rounds,
         "texts": {
@@ -135,10 +126,9 @@ def main() -> None:
             for name, text in TEXTS.items()
         },
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    if model.device.type == "cuda":
+        result["hardware"] = torch.cuda.get_device_name(model.device)
+    keep(result, args.out)
 
 
 if __name__ == "__main__":

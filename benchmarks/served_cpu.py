@@ -3,11 +3,11 @@
     python benchmarks/served_cpu.py [MODEL_DIR] [--streams 1,2,4,8] [--rounds R] [--out FILE]
 
 The bare model is a loop of decode steps and argmax in a process of its own; the server is
-`perilune serve` with engine and front in their processes, asked over HTTP for greedy streams. Both
-stay alive and are measured in turns, the bare model before and after every number of streams. A
-stream's rate counts from its first token, so that prefill is in neither. Every process computes
-with one thread; on two cores, what the front and the client need is taken from the engine's time
-only where the machine has nothing else.
+`perilune serve` with engine and front in their processes, asked over HTTP for greedy streams, and
+without speculation, which the bare model has not. Both stay alive and are measured in turns, the
+bare model before and after every number of streams. A stream's rate counts from its first token, so
+that prefill is in neither. Every process computes with one thread; on two cores, what the front and
+the client need is taken from the engine's time only where the machine has nothing else.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def serve_bare(model_dir: str) -> None:
 class Server:
     def __init__(self, model_dir: str) -> None:
         command = [sys.executable, "-m", "perilune.cli.main", "serve", model_dir]
-        command += ["--port", "0", "--threads", "1", "--device", "cpu"]
+        command += ["--port", "0", "--threads", "1", "--device", "cpu", "--no-speculation"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         found = re.search(r"serving (\S+) .*http://[^:]+:(\d+)", self.process.stdout.readline())

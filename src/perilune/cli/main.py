@@ -65,9 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv:
         parser.print_help(sys.stderr)
         return USAGE
-    args = parser.parse_args(argv)
     try:
-        return args.run(args)
+        try:
+            args = parser.parse_args(argv)
+            return args.run(args)
+        finally:
+            sys.stdout.flush()
     except PeriluneError as error:
         return _fail(str(error))
     except ModuleNotFoundError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from perilune.core.fakes import FakeEngine
 from perilune.core.types import CompletionRequest, Finish, TokenEvent, TokenRequest, Usage

@@ -223,20 +223,25 @@ class EngineCore:
         return emitted
 
     def _count(self, chunk: Chunk, tokens: Sequence[Sampled]) -> None:
-        end = chunk.num_cached + len(chunk.token_ids)
-        self._prompt_tokens += chunk.sequence.count_prompt(end, is_cached=False)
-        self._generated_tokens += sum(token.token_id is not None for token in tokens)
+        sequence = chunk.sequence
+        if sequence.num_counted < sequence.prompt_len:
+            end = chunk.num_cached + len(chunk.token_ids)
+            self._prompt_tokens += sequence.count_prompt(end, is_cached=False)
+        for token in tokens:
+            if token.token_id is not None:
+                self._generated_tokens += 1
         if chunk.num_drafted and self._speculation is not None:
-            self._speculation.note(chunk.sequence, chunk.num_drafted, len(tokens) - 1)
+            self._speculation.note(sequence, chunk.num_drafted, len(tokens) - 1)
 
 
 def _events(sequence: TokenSequence, tokens: Sequence[Sampled]) -> list[Emitted]:
     """Only the last one can end the sequence."""
-    reasons = [*[None] * (len(tokens) - 1), sequence.finish_reason]
-    return [
-        Emitted(sequence, _event(sequence, token, reason))
-        for token, reason in zip(tokens, reasons, strict=False)
-    ]
+    if not tokens:
+        return []
+    *others, last = tokens
+    emitted = [Emitted(sequence, _event(sequence, token, None)) for token in others]
+    emitted.append(Emitted(sequence, _event(sequence, last, sequence.finish_reason)))
+    return emitted
 
 
 def _event(sequence: TokenSequence, token: Sampled, reason: FinishReason | None) -> TokenEvent:

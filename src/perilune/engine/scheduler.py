@@ -178,15 +178,16 @@ class Scheduler:
         if plan.prefilling or plan.width or (self._may_start and self._is_awaited(plan)):
             return None
         self.memory.poll()
-        places = [
-            (place, chunk.sequence)
-            for place, chunk in enumerate(plan.decoding)
-            if chunk.sequence in self.running and not chunk.sequence.ends_next
-        ]
-        if not all(
-            s.sampling.is_greedy and self.memory.grow(s, s.num_computed + 1) for _, s in places
-        ):
-            return None
+        places: list[tuple[int, TokenSequence]] = []
+        for place, chunk in enumerate(plan.decoding):
+            sequence = chunk.sequence
+            if sequence not in self.running or sequence.ends_next:
+                continue
+            if not sequence.sampling.is_greedy:
+                return None
+            if not self.memory.grow(sequence, sequence.num_computed + 1):
+                return None
+            places.append((place, sequence))
         chunks = [self._next_chunk(s, place) for place, s in places]
         return Plan(chunks, []) if chunks else None
 
@@ -291,15 +292,16 @@ class Scheduler:
             return False
         if chunk.is_decoding:
             sequence.num_computed += len(sampled) - 1
-        if not sampled or sampled[0].token_id is not None:
-            self.memory.publish(sequence)
+        elif not sampled or sampled[0].token_id is not None:
+            self.memory.publish(sequence)  # only prompts are cut
         for token in sampled:
-            if token.token_id is None:
+            token_id = token.token_id
+            if token_id is None:
                 sequence.finish_reason = "error"
             else:
                 if not sequence.generated_ids:
                     self.memory.pin(sequence)
-                sequence.append(token.token_id)
+                sequence.append(token_id)
         if sequence.finish_reason is not None:
             self._end(sequence, sequence.finish_reason)
         return True

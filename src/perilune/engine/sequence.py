@@ -38,10 +38,10 @@ class TokenSequence:
     num_pinned: int = 0
     """Prompt tokens that stay there for `request.pin_s`."""
     finish_reason: FinishReason | None = None
+    prompt_len: int = field(init=False)
 
-    @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt_ids)
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.request.prompt_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -92,8 +92,9 @@ class TokenSequence:
 
     def append(self, token_id: int) -> None:
         """Takes a sampled token and decides whether it is the last one."""
-        self.finish_reason = self.end_at(token_id, len(self.generated_ids) + 1)
-        self.generated_ids.append(token_id)
+        ids = self.generated_ids
+        ids.append(token_id)
+        self.finish_reason = self.end_at(token_id, len(ids))
         self.sampling.append(token_id)
 
     def end_at(self, token_id: int, count: int) -> FinishReason | None:

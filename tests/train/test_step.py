@@ -63,14 +63,16 @@ def test_balancing_counts_every_token_but_the_padding(setup):
     targets = batch.targets_BL.clone()
     targets[:, 49:] = IGNORED
     counted = []
-    for layer in moe_layers(model):
-        update = layer.gate.balancer.update
-        layer.gate.balancer.update = lambda bias, o=layer.gate.balancer, u=update: (
-            counted.append(int(o.counts_EB[0].sum())),
-            u(bias),
-        )[1]
-    stepper(0, DeviceBatch(batch.inputs_BL, targets, segments))
+    update = stepper.balancing.update
+
+    def seen():
+        counted.extend(int(b.count_EB[0].sum()) for b in stepper.balancing.balancers)
+        return update()
+
+    stepper.balancing.update = seen
+    result = stepper(0, DeviceBatch(batch.inputs_BL, targets, segments))
     assert counted == [len(segments) * 50] * len(moe_layers(model))
+    assert int(result.loads.dropped) == 0
 
 
 def test_the_router_bias_moves_and_is_centred(setup):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from perilune.kernels.registry import resolve
 from perilune.kernels.router.reference import Routes
+from perilune.kernels.router.tally import Tally
 from perilune.model.config import ModelConfig, MoEConfig
 from perilune.model.linear import Fused, Held, Linear
 from perilune.model.norm import RMSNorm
@@ -60,7 +61,8 @@ class Router(nn.Module):
         self.register_buffer("e_score_correction_bias", torch.zeros(moe.num_experts))
         self.held: Held | None = None
         self.balancer: nn.Module | None = None
-        """Called before every choice; where it returns a `Tally`, the choice adds to that."""
+        """Called with the logits [T, E] and the choice to make on them, whose routes it returns.
+        It may hand a `Tally` to the choice, which adds to it."""
 
     def freeze(self) -> None:
         self.held = Held(self.weight.data)
@@ -69,7 +71,11 @@ class Router(nn.Module):
         held = self.held
         weight = self.weight if held is None else held.for_tokens(x_TD.shape[0])
         logits_TE = scores(x_TD, weight)
-        tally = None if self.balancer is None else self.balancer()
+        if self.balancer is None:
+            return self._choose(logits_TE)
+        return self.balancer(logits_TE, self._choose)
+
+    def _choose(self, logits_TE: Tensor, tally: Tally | None = None) -> Routes:
         return route(
             logits_TE,
             self.e_score_correction_bias,

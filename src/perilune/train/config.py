@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from perilune.core.errors import ConfigError
+
+BALANCE_RULES = ("quantile", "sign", "auxiliary", "none")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
@@ -19,6 +23,28 @@ class OptimConfig:
     max_grad_norm: float = 1.0
     muon_momentum: float = 0.95
     adam_betas: tuple[float, float] = (0.9, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalanceConfig:
+    """How experts are kept evenly loaded (`balance.rules`)."""
+
+    rule: str = "quantile"
+    """quantile (K3), sign (DeepSeek-V3), auxiliary (a loss), or none."""
+    bins: int = 1000
+    """Of a histogram. A quantile that is read from it is off by no more than a bin, which is
+    2/`bins` and what the biases span over `bins` wide."""
+    sign_rate: float = 1e-3
+    """Step of the sign rule."""
+    auxiliary_weight: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if self.rule not in BALANCE_RULES:
+            raise ConfigError(
+                f"balance.rule is {self.rule!r}; there is: {', '.join(BALANCE_RULES)}"
+            )
+        if self.bins < 2:
+            raise ConfigError(f"balance.bins is {self.bins}: a histogram has two or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +76,7 @@ class TrainConfig:
     save_every: int = 1000
     log_every: int = 10
     optim: OptimConfig = field(default_factory=OptimConfig)
+    balance: BalanceConfig = field(default_factory=BalanceConfig)
 
     @property
     def tokens_per_step(self) -> int:

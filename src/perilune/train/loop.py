@@ -32,7 +32,6 @@ from perilune.train.step import (
     DeviceBatch,
     LossFunction,
     Stepper,
-    attach_balancers,
     batch_loss,
     moe_layers,
 )
@@ -73,7 +72,8 @@ def train(
         checkpoint.load_state(out, model, optimizers)
         loader.load_state_dict(progress.loader)
         first, seconds = progress.step, progress.seconds
-    stepper = Stepper(model, optimizers, config.optim, config.steps, _loss_function(model, config))
+    loss_fn = _loss_function(model, config)
+    stepper = Stepper(model, optimizers, config.optim, config.steps, loss_fn, config.balance)
     out.mkdir(parents=True, exist_ok=True)
     with RunLog(out, config, first, seconds) as log, Prefetcher(loader) as batches:
         for step in range(first, config.steps):
@@ -117,12 +117,11 @@ def _check(config: TrainConfig, out: Path, resume: bool) -> None:
 
 
 def build_model(config: TrainConfig) -> Transformer:
-    """The recipe's model with fresh weights (from the seed), balancers attached."""
+    """The recipe's model with fresh weights (from the seed)."""
     model = Transformer(parse_config(config.model, f"recipe {config.name}"))
     init_weights(model, torch.Generator().manual_seed(config.seed))
     model.to(config.device).train()
     model.model.compute_dtype = getattr(torch, config.compute_dtype)
-    attach_balancers(model)
     return model
 
 

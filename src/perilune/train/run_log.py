@@ -48,7 +48,7 @@ class RunLog:
         self._bar.update()
         if step % self._config.log_every and step != self._config.steps:
             return
-        values = {name: float(value) for name, value in result._asdict().items()}
+        values = {name: float(value) for name, value in result.scalars().items()}
         self._bar.set_postfix(loss=f"{values['loss']:.3f}")
         self.record(step, {**values, "seconds": round(self.seconds(), 2)})
 

@@ -5,7 +5,7 @@ Legend: B rows, L tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,8 +15,9 @@ from perilune.core.errors import PeriluneError
 from perilune.kernels.common.packing import Packing
 from perilune.model.model import Transformer
 from perilune.model.moe import MoE
-from perilune.train.balance import QuantileBalancer
-from perilune.train.config import OptimConfig
+from perilune.train.balance.balancing import Balancing
+from perilune.train.balance.loads import LoadStats
+from perilune.train.config import BalanceConfig, OptimConfig
 from perilune.train.data import PADDING, Batch
 from perilune.train.loss import head_loss
 from perilune.train.optim import lr_at
@@ -44,8 +45,13 @@ class StepResult(NamedTuple):
     loss: Tensor
     grad_norm: Tensor
     lr: float
-    max_violation: Tensor
-    """Largest MaxVio over the layers."""
+    loads: LoadStats
+
+    def scalars(self) -> dict[str, Tensor | float]:
+        """Every value under the name that it is logged by."""
+        values = self._asdict()
+        loads = values.pop("loads")
+        return {**values, **loads._asdict()}
 
 
 class NonFiniteError(PeriluneError):
@@ -65,15 +71,6 @@ def moe_layers(model: Transformer) -> list[MoE]:
     return [module for module in model.modules() if isinstance(module, MoE)]
 
 
-def attach_balancers(model: Transformer) -> None:
-    """Gives every MoE layer its quantile balancer, unless all experts answer every token."""
-    for layer in moe_layers(model):
-        experts, active = layer.gate.moe.num_experts, layer.gate.moe.num_experts_per_token
-        if active < experts:
-            balancer = QuantileBalancer(experts, active)
-            layer.gate.balancer = balancer.to(layer.gate.weight.device)
-
-
 class Stepper:
     """Owns the optimisers; `loss_fn` is `batch_loss` or a compiled form of it."""
 
@@ -84,9 +81,11 @@ class Stepper:
         config: OptimConfig,
         steps: int,
         loss_fn: LossFunction = batch_loss,
+        balance: BalanceConfig | None = None,
     ) -> None:
         self.model, self.optimizers, self.config = model, optimizers, config
         self.steps, self.loss_fn = steps, loss_fn
+        self.balancing = Balancing(moe_layers(model), balance or BalanceConfig())
 
     def __call__(self, step: int, batch: DeviceBatch) -> StepResult:
         """Trains on `batch` as step number `step`, from 0.
@@ -94,9 +93,8 @@ class Stepper:
         Raises:
             NonFiniteError: before anything was updated.
         """
-        for _, balancer in self._balancers():
-            balancer.is_counted_T = (batch.segments_BL != PADDING).reshape(-1)
-        loss = self.loss_fn(self.model, batch)
+        with self.balancing.counting((batch.segments_BL != PADDING).reshape(-1)):
+            loss = self.loss_fn(self.model, batch)
         loss.backward()
         grad_norm = self._clip(step, loss.detach())
         lr = lr_at(step, self.steps, self.config)
@@ -105,7 +103,7 @@ class Stepper:
                 group["lr"] = lr
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss.detach(), grad_norm, lr, self._balance(loss.device))
+        return StepResult(loss.detach(), grad_norm, lr, self.balancing.update())
 
     def _clip(self, step: int, loss: Tensor) -> Tensor:
         parameters = [p for p in self.model.parameters() if p.grad is not None]
@@ -115,17 +113,6 @@ class Stepper:
             raise NonFiniteError(f"step {step}: {self._first_non_finite(loss)}")
         nn.utils.clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
         return norm
-
-    def _balance(self, device: torch.device) -> Tensor:
-        worst = [torch.zeros((), dtype=torch.float64, device=device)]
-        for layer, balancer in self._balancers():
-            worst.append(balancer.update(layer.gate.e_score_correction_bias))
-        return torch.stack(worst).max()
-
-    def _balancers(self) -> Iterator[tuple[MoE, QuantileBalancer]]:
-        for layer in moe_layers(self.model):
-            if isinstance(layer.gate.balancer, QuantileBalancer):
-                yield layer, layer.gate.balancer
 
     def _first_non_finite(self, loss: Tensor) -> str:
         for name, p in self.model.named_parameters():

@@ -34,9 +34,9 @@ class Grid(NamedTuple):
 
 
 def grid(bias_E: Tensor, bins: int) -> Grid:
-    """The bins of r under these biases."""
-    low = bias_E.min() - 1
-    return Grid(low, (bias_E.max() + 1 - low) / bins)
+    """The bins of r under these biases; of several layers, if there are dimensions in front."""
+    low = bias_E.amin(-1) - 1
+    return Grid(low, (bias_E.amax(-1) + 1 - low) / bins)
 
 
 def add(tally: Tally, score_TE: Tensor, alpha_T: Tensor, expert_TR: Tensor, bias_E: Tensor) -> None:

@@ -1,0 +1,1 @@
+"""Even loads for the experts of a mixture, by a bias that selects or by a penalty."""

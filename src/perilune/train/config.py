@@ -10,6 +10,7 @@ from typing import Any
 from perilune.core.errors import ConfigError
 
 BALANCE_RULES = ("quantile", "sign", "auxiliary", "none")
+SCHEDULES = ("wsd", "cosine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +18,24 @@ class OptimConfig:
     peak_lr: float = 2e-3
     """For both optimisers: Muon's update is scaled to AdamW's root mean square."""
     warmup_steps: int = 100
+    schedule: str = "wsd"
+    """wsd: constant, then a linear fall; or cosine (K3)."""
     decay_ratio: float = 0.25
-    """Share of the steps, the last ones, in which the rate falls to zero; constant before."""
+    """Of wsd: share of the steps, the last ones, in which the rate falls."""
+    final_lr_ratio: float = 0.0
+    """The rate at the end over `peak_lr`."""
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
     muon_momentum: float = 0.95
+    muon_per_head: bool = True
+    """Whether Muon takes queries, keys and values head by head (K3)."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(
+                f"optim.schedule is {self.schedule!r}; there is: {', '.join(SCHEDULES)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from perilune.train.balance.loads import LoadStats
 from perilune.train.config import BalanceConfig, OptimConfig
 from perilune.train.data import PADDING, Batch
 from perilune.train.loss import head_loss
-from perilune.train.optim import lr_at
+from perilune.train.schedule import lr_at
 
 
 class DeviceBatch(NamedTuple):

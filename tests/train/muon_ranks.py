@@ -1,0 +1,89 @@
+"""Two ranks, each a process, that hold parts of parameters: `python muon_ranks.py FOLDER`.
+
+Every rank leaves the whole parameters after a few steps, and the names of those that were gathered;
+a process without ranks leaves what it comes to alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from perilune.model.ranks import meet
+from perilune.train.muon import Muon
+from perilune.train.whole_blocks import WholeBlocks
+
+SIZE, STEPS = 2, 3
+# Shape, blocks, and the dimension that is shared out.
+PARAMETERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    "whole": ((10, 6), (), 0),
+    "tall": ((7, 5), (), 0),
+    "heads": ((16, 6), (4,), 0),
+    "cut_heads": ((12, 6), (4,), 0),
+    "keys_and_values": ((20, 6), (3, 2), 0),
+    "experts": ((4, 6, 5), (), 0),
+    "experts_cut": ((3, 6, 5), (), 1),
+}
+
+
+def trained(place: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    params = {
+        name: torch.nn.Parameter(place(name, torch.randn(shape, generator=generator)))
+        for name, (shape, _, _) in PARAMETERS.items()
+    }
+    groups: list[dict[str, Any]] = [
+        {"params": [p], "blocks": PARAMETERS[name][1]} for name, p in params.items()
+    ]
+    optimizer = Muon(groups, lr=0.02, momentum=0.9, weight_decay=0.1)
+    for _ in range(STEPS):
+        for name, p in params.items():
+            p.grad = place(name, torch.randn(PARAMETERS[name][0], generator=generator))
+        optimizer.step()
+    return {name: p.detach() for name, p in params.items()}
+
+
+def main(folder: Path, rank: int) -> None:
+    meet(rank, SIZE, folder / "store", torch.device("cpu"))
+    mesh = init_device_mesh("cpu", (SIZE,))
+
+    def place(name: str, x: Tensor) -> Tensor:
+        return distribute_tensor(x, mesh, [Shard(PARAMETERS[name][2])])
+
+    params = trained(place)
+    gathered = [
+        name
+        for name, p in params.items()
+        if WholeBlocks(p, PARAMETERS[name][1]).gathered(_local(p)).shape == p.shape
+    ]
+    whole = {name: p.full_tensor() for name, p in params.items() if isinstance(p, DTensor)}
+    torch.save({"params": whole, "gathered": sorted(gathered)}, folder / str(rank))
+    dist.destroy_process_group()
+
+
+def _local(p: Tensor) -> Tensor:
+    assert isinstance(p, DTensor)
+    return p.to_local()
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    children = []
+    for rank in range(SIZE):
+        child = os.fork()
+        if not child:
+            main(folder, rank)
+            os._exit(0)
+        children.append(child)
+    failed = any(os.waitpid(child, 0)[1] for child in children)
+    torch.save({"params": trained(lambda _, x: x)}, folder / "alone")
+    sys.exit(failed)

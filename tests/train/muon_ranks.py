@@ -1,7 +1,8 @@
 """Two ranks, each a process, that hold parts of parameters: `python muon_ranks.py FOLDER`.
 
 Every rank leaves the whole parameters after a few steps, and the names of those that were gathered;
-a process without ranks leaves what it comes to alone.
+a process without ranks leaves what it comes to alone. So they do with attention whose heads are
+scaled, as by QK-Clip.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from perilune.model.mla import MLA
+from perilune.model.parse_config import parse_config
+from perilune.model.presets import tiny_k3
 from perilune.model.ranks import meet
 from perilune.train.muon import Muon
-from perilune.train.whole_blocks import WholeBlocks
+from perilune.train.qk_clip import scale_heads
+from perilune.train.whole_blocks import WholeBlocks, own_part
 
 SIZE, STEPS = 2, 3
 # Shape, blocks, and the dimension that is shared out.
@@ -49,7 +54,20 @@ def trained(place: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
         for name, p in params.items():
             p.grad = place(name, torch.randn(PARAMETERS[name][0], generator=generator))
         optimizer.step()
-    return {name: p.detach() for name, p in params.items()}
+    return {name: p.detach() for name, p in params.items()} | scaled(place)
+
+
+def scaled(place: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
+    """Queries and keys of an attention whose heads were scaled."""
+    generator = torch.Generator().manual_seed(2)
+    layer = MLA(parse_config(tiny_k3()))
+    linears = {"clip.queries": layer.q_b_proj, "clip.keys": layer.kv_b_proj}
+    for name, linear in linears.items():
+        whole = torch.randn(linear.weight.shape, generator=generator)
+        linear.weight = torch.nn.Parameter(place(name, whole))
+    with torch.no_grad():
+        scale_heads(layer, torch.tensor([1.0, 0.5, 0.1, 1.0]))
+    return {name: linear.weight.detach() for name, linear in linears.items()}
 
 
 def main(folder: Path, rank: int) -> None:
@@ -57,22 +75,19 @@ def main(folder: Path, rank: int) -> None:
     mesh = init_device_mesh("cpu", (SIZE,))
 
     def place(name: str, x: Tensor) -> Tensor:
-        return distribute_tensor(x, mesh, [Shard(PARAMETERS[name][2])])
+        dim = PARAMETERS[name][2] if name in PARAMETERS else 0
+        return distribute_tensor(x, mesh, [Shard(dim)])
 
     params = trained(place)
     gathered = [
         name
-        for name, p in params.items()
-        if WholeBlocks(p, PARAMETERS[name][1]).gathered(_local(p)).shape == p.shape
+        for name, (_, blocks, _) in PARAMETERS.items()
+        if WholeBlocks(params[name], blocks).gathered(own_part(params[name])).shape
+        == params[name].shape
     ]
     whole = {name: p.full_tensor() for name, p in params.items() if isinstance(p, DTensor)}
     torch.save({"params": whole, "gathered": sorted(gathered)}, folder / str(rank))
     dist.destroy_process_group()
-
-
-def _local(p: Tensor) -> Tensor:
-    assert isinstance(p, DTensor)
-    return p.to_local()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ Legend: T packed tokens, S cached tokens, D model width, H heads, K query width 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +29,10 @@ EXPANDED = 1 << 29
 """Numbers of keys and values that a chunk with many rows in front expands at once, in groups of
 heads: those of all 96 heads and a million rows would be 50 GB in bf16. So a chunk of 8,192 tokens
 takes 4.1 GB beside weights and pools, and as long as with twice the room (H200)."""
+
+
+LogitWatch = Callable[[Tensor, Tensor, Tensor, Packing, float], None]
+"""What sees queries and keys (a head's own, and shared ones) in training, before attention."""
 
 
 class MLA(nn.Module):
@@ -55,6 +61,7 @@ class MLA(nn.Module):
             parts.append(self.g_proj)
         self.o_proj = Linear(heads * mla.v_head_dim, d)
         self.inputs = Fused(parts)
+        self.watch: LogitWatch | None = None
 
     def freeze(self) -> None:
         self.inputs.freeze()
@@ -70,7 +77,10 @@ class MLA(nn.Module):
             o_THV = self._pooled(q_THK, latent_TC, at)
         else:
             assert packing is not None
-            o_THV = mla_prefill(q_THK, *self._expand(latent_TC), packing, self.scale)
+            k_THN, shared_TR, v_THV = self._expand(latent_TC)
+            if self.watch is not None and self.training:
+                self.watch(q_THK, k_THN, shared_TR, packing, self.scale)
+            o_THV = mla_prefill(q_THK, k_THN, shared_TR, v_THV, packing, self.scale)
         if self.mla.output_gate:
             o_TC = sigmoid_gate(o_THV, gate[0])
         else:

@@ -30,6 +30,9 @@ class OptimConfig:
     muon_per_head: bool = True
     """Whether Muon takes queries, keys and values head by head (K3)."""
     adam_betas: tuple[float, float] = (0.9, 0.95)
+    qk_clip: float = 0.0
+    """The largest logit that MLA's heads may have (`qk_clip`; K2: 100); 0: nobody watches.
+    Watching costs each MLA layer one more product of queries and keys."""
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:

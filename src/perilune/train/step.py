@@ -1,4 +1,4 @@
-"""One training step: forward, backward, clip, update, balance.
+"""One training step: forward, backward, clip, update, clip logits, balance.
 
 Legend: B rows, L tokens of a row.
 """
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from perilune.core.errors import PeriluneError
 from perilune.kernels.common.packing import Packing
+from perilune.model.mla import MLA
 from perilune.model.model import Transformer
 from perilune.model.moe import MoE
 from perilune.train.balance.balancing import Balancing
@@ -20,6 +21,7 @@ from perilune.train.balance.loads import LoadStats
 from perilune.train.config import BalanceConfig, OptimConfig
 from perilune.train.data import PADDING, Batch
 from perilune.train.loss import head_loss
+from perilune.train.qk_clip import QKClip
 from perilune.train.schedule import lr_at
 
 
@@ -46,12 +48,14 @@ class StepResult(NamedTuple):
     grad_norm: Tensor
     lr: float
     loads: LoadStats
+    max_logit: Tensor | None = None
+    """Of MLA's heads, before QK-Clip; None where nobody watches."""
 
     def scalars(self) -> dict[str, Tensor | float]:
         """Every value under the name that it is logged by."""
         values = self._asdict()
         loads = values.pop("loads")
-        return {**values, **loads._asdict()}
+        return {k: v for k, v in {**values, **loads._asdict()}.items() if v is not None}
 
 
 class NonFiniteError(PeriluneError):
@@ -85,6 +89,8 @@ class Stepper:
     ) -> None:
         self.model, self.optimizers, self.config = model, optimizers, config
         self.steps, self.loss_fn = steps, loss_fn
+        layers = [module for module in model.modules() if isinstance(module, MLA)]
+        self.qk_clip = QKClip(layers, config.qk_clip) if config.qk_clip else None
         self.balancing = Balancing(moe_layers(model), balance or BalanceConfig())
 
     def __call__(self, step: int, batch: DeviceBatch) -> StepResult:
@@ -103,7 +109,8 @@ class Stepper:
                 group["lr"] = lr
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss.detach(), grad_norm, lr, self.balancing.update())
+        max_logit = None if self.qk_clip is None else self.qk_clip.clip()
+        return StepResult(loss.detach(), grad_norm, lr, self.balancing.update(), max_logit)
 
     def _clip(self, step: int, loss: Tensor) -> Tensor:
         parameters = [p for p in self.model.parameters() if p.grad is not None]

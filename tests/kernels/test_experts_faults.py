@@ -121,7 +121,7 @@ def truth(case):
 def found(case, monkeypatch):
     """Every comparison of the kernels as they are now with the truth."""
     if case == "mxfp4 in two":
-        monkeypatch.setattr(triton_mxfp4, "tile_for", lambda *_: IN_TWO)
+        monkeypatch.setattr(triton_products, "tile_for", lambda *_: IN_TWO)
     op = triton_mxfp4.experts_mxfp4 if case != "plain" else triton.experts
     got = run(op, dict(inputs(case)), grad=False)
     return list(compare(got, truth(case), FP32[torch.float32]))

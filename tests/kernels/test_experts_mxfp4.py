@@ -13,6 +13,7 @@ from perilune.kernels.experts import (
     mxfp4_reference,
     packed,
     triton_mxfp4,
+    triton_products,
     triton_schedule,
 )
 from perilune.kernels.experts.tiles import Packed, is_wide, tiled, untiled, values
@@ -146,7 +147,7 @@ def test_every_tile_with_full_and_ragged_experts(tile, monkeypatch):
     counts = torch.tensor([64, 70, 0, 96, 1])
     inputs[1] = torch.arange(5).repeat_interleave(counts).flip(0)[:, None]
     inputs[2] = inputs[2][:, :1]
-    monkeypatch.setattr(triton_mxfp4, "tile_for", lambda *_: tile)
+    monkeypatch.setattr(triton_products, "tile_for", lambda *_: tile)
     want = mxfp4_oracle.experts_mxfp4(*inputs)
     got = triton_mxfp4.experts_mxfp4(*inputs)
     assert ((got - want).norm(dim=1) < 1e-5 * want.norm(dim=1)).all()

@@ -17,9 +17,12 @@ from perilune.kernels.common.errors import DriverError
 
 _MAX_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _BF16, _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_128B, _ZEROS = 9, 0, 3, 2, 0
+_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
-Argument = ctypes.c_void_p | ctypes.c_int | ctypes.c_float | ctypes.Array[ctypes.c_char]
-"""As the kernel takes it: a pointer, a number, or a tensor map."""
+Argument = (
+    ctypes.c_void_p | ctypes.c_int | ctypes.c_float | ctypes.Array[ctypes.c_char] | ctypes.Structure
+)
+"""As the kernel takes it: a pointer, a number, a tensor map, or a struct of such."""
 
 
 class Kernel(NamedTuple):
@@ -46,18 +49,55 @@ def load(code: bytes, name: str, threads: int, shared_bytes: int) -> Kernel:
     return Kernel(handle, threads, shared_bytes)
 
 
-def launch(kernel: Kernel, programs: int, arguments: Sequence[Argument]) -> None:
+def launch(
+    kernel: Kernel, programs: int, arguments: Sequence[Argument], *, early: bool = False
+) -> None:
     """On the current stream of the current device; the arguments' values are copied.
+
+    `early`: it is set up while the kernel before it ends, and waits for that itself.
 
     Raises:
         DriverError: it is not launched.
     """
     _bind_context()
     addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    grid, block = (programs, 1, 1), (kernel.threads, 1, 1)
-    _call(
-        "cuLaunchKernel", kernel.handle, *grid, *block, kernel.shared_bytes, stream, addresses, None
+    stream = torch.cuda.current_stream().cuda_stream
+    attribute = _Attribute(_STREAM_SERIALIZATION, 1)
+    config = _Launch(
+        (programs, 1, 1),
+        (kernel.threads, 1, 1),
+        kernel.shared_bytes,
+        stream,
+        ctypes.pointer(attribute),
+        int(early),
+    )
+    _call("cuLaunchKernelEx", ctypes.byref(config), kernel.handle, addresses, None)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute with a number for a value."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("_gap", ctypes.c_char * 4),
+        ("value", ctypes.c_int),
+        ("_rest", ctypes.c_char * 60),
+    )
+
+    def __init__(self, id: int, value: int) -> None:
+        super().__init__(id=id, value=value)
+
+
+class _Launch(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
     )
 
 

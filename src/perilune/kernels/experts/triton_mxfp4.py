@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from perilune.kernels.common.row_major import row_major
+from perilune.kernels.experts import cuda_products, triton_products
 from perilune.kernels.experts import mxfp4_reference as reference
 from perilune.kernels.experts.triton_combine import combine
-from perilune.kernels.experts.triton_products import down, gate_up, tile_for
-from perilune.kernels.experts.triton_schedule import plan
+from perilune.kernels.experts.triton_schedule import is_alone, plan
 
 DTYPES = (torch.bfloat16, torch.float32)
 MOST_TOKENS = 16384
@@ -46,10 +46,13 @@ def experts_mxfp4(
     x_TL = row_major(x_TL)
     w13_EMKW, w2_EMKW = w13_EMKW.contiguous(), w2_EMKW.contiguous()
     num_experts, pairs = w13_EMKW.shape[0], expert_TR.numel()
-    tile = tile_for(pairs, num_experts, x_TL.dtype)
+    # One pair a tile is faster in Triton: 0.095 instead of 0.098 ms for a token of K3.
+    in_cuda = cuda_products.serves(x_TL, wide) and not is_alone(pairs, num_experts)
+    products = cuda_products if in_cuda else triton_products
+    tile = products.tile_for(pairs, num_experts, x_TL.dtype)
     who = plan(expert_TR, num_experts, tile.tokens)
-    hidden_PI = gate_up(x_TL, who, w13_EMKW, wide, (beta, linear_beta), tile)
-    out_PL = down(hidden_PI, who.tile_I3, w2_EMKW, wide, x_TL.shape[1], tile)
+    hidden_PI = products.gate_up(x_TL, who, w13_EMKW, wide, (beta, linear_beta), tile)
+    out_PL = products.down(hidden_PI, who.tile_I3, w2_EMKW, wide, x_TL.shape[1], tile)
     return combine(out_PL, who.place_TR, weight_TR.contiguous(), x_TL.dtype)
 
 

@@ -57,9 +57,13 @@ class Plan(NamedTuple):
     """int32: the place of each pair, -1 where it has none."""
 
 
+def is_alone(pairs: int, num_experts: int) -> bool:
+    return pairs <= min(FEW_PAIRS, num_experts // 4)
+
+
 def plan(expert_TR: Tensor, num_experts: int, tokens: int) -> Plan:
     """Who multiplies what, on the device."""
-    if expert_TR.numel() <= min(FEW_PAIRS, num_experts // 4):
+    if is_alone(expert_TR.numel(), num_experts):
         return alone(expert_TR)
     order = permute(expert_TR, num_experts)
     return Plan(schedule(order.start_E, expert_TR.numel(), tokens), order.pair_P, order.place_TR)

@@ -23,7 +23,7 @@ from perilune.kernels.mla.triton_decode_rows import BOX, BOXED_CHANNELS, Rows
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_suffix(".cu")
-HEADERS = (Path(__file__).with_name("cuda_hopper.cuh"),)
+HEADERS = (Path(nvrtc.__file__).with_name("cuda_hopper.cuh"),)
 ARCH = "sm_90a"
 """Hopper with the products of its warp groups, which later GPUs do not have."""
 QUERY_ROWS = 96

@@ -121,7 +121,7 @@ PLACES = ("data_dir", "tokenizer_dir", "out_dir", "threads", "expert_ranks")
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One phrase for each key, by its path, that two recipes (as JSON) do not share. What there was
-    no key for at the time had the value that is the default."""
+    no key for at the time had the value that is the default, or, inside of another, was off."""
     return _differences({**_defaults(), **before}, now, "")
 
 
@@ -136,6 +136,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str) -
         old, new = before.get(key, "unset"), now.get(key, "unset")
         if isinstance(old, dict) and isinstance(new, dict):
             found += _differences(old, new, f"{path}{key}.")
-        elif old != new:
+        elif old != new and (new or key in before):
             found.append(f"{path}{key} was {old}, is {new}")
     return found

@@ -13,6 +13,11 @@ settings.register_profile("perilune", deadline=None, derandomize="CI" in os.envi
 settings.load_profile("perilune")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "write the golden files that tests compare with anew, where a test can"
+    parser.addoption("--write-golden", action="store_true", default=False, help=text)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo

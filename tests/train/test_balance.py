@@ -1,6 +1,7 @@
 """What balancing counts in a step, and the rules that read it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -249,7 +250,7 @@ def test_nothing_is_balanced_where_all_experts_answer(tiny_run):
     experts = tiny_run.model["text_config"]["num_experts"]
     config = override(tiny_run, f"model.text_config.num_experts_per_token={experts}")
     model = build_model(config)
-    stepper = Stepper(model, build_optimizers(model, config.optim), config.optim, 10)
+    stepper = Stepper(model, build_optimizers(model, config.optim), replace(config, steps=10))
     result = stepper(0, DeviceBatch.of(next(open_loader(config)), "cpu"))
     assert float(result.loss) > 0
     assert float(result.loads.max_violation) == 0

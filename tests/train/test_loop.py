@@ -41,7 +41,7 @@ def metrics(config):
 def assert_same_run(one, two):
     """The same weights, optimisers, cursor and log, bit by bit; the time may differ."""
     folders = Path(one.out_dir), Path(two.out_dir)
-    states = [load_file(folder / checkpoint.FILE) for folder in folders]
+    states = [load_file(checkpoint.latest(folder) / "rank-0.safetensors") for folder in folders]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     cursors = [checkpoint.read_progress(folder).loader for folder in folders]

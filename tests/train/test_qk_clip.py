@@ -189,7 +189,7 @@ def test_a_step_clips_and_reports_only_where_it_is_asked_to(tiny_run):
     for threshold in (0.0, 1e9, 1e-3):
         optim = replace(tiny_run.optim, qk_clip=threshold)
         model = build_model(tiny_run)
-        stepper = Stepper(model, build_optimizers(model, optim), optim, 10)
+        stepper = Stepper(model, build_optimizers(model, optim), replace(tiny_run, optim=optim))
         result = stepper(0, DeviceBatch.of(next(open_loader(tiny_run)), "cpu"))
         found[threshold] = model.state_dict()
         assert ("max_logit" in result.scalars()) == bool(threshold)

@@ -84,7 +84,10 @@ def test_a_signalled_run_goes_on_to_the_same_bits(tiny_run, monkeypatch, capsys)
     assert checkpoint.read_progress(out).step == stopped + 1
     assert main(argv) == 0
 
-    states = [load_file(Path(c.out_dir) / checkpoint.FILE) for c in (whole, config)]
+    states = [
+        load_file(checkpoint.latest(Path(c.out_dir)) / "rank-0.safetensors")
+        for c in (whole, config)
+    ]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     logs = [read_metrics(Path(c.out_dir) / "metrics.jsonl") for c in (whole, config)]

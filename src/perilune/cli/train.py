@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from perilune.cli.local_model import positive_int
+from perilune.core.env import launched
 from perilune.core.errors import ConfigError
 from perilune.train.config import TrainConfig
 from perilune.train.override import override
@@ -87,11 +88,13 @@ def _train(args: argparse.Namespace, config: TrainConfig) -> int:
     from perilune.train.run_log import METRICS_FILE, read_metrics
     from perilune.train.stop_signals import StopSignals
 
+    rank, size, _ = launched()
     if not (Path(config.data_dir) / "manifest.json").is_file():
-        if not _needs_no_sources(config):
+        if size > 1 or not _needs_no_sources(config):
+            chat = "" if _needs_no_sources(config) else " --chat DIR"
             raise ConfigError(
                 f"{config.data_dir} holds no training data; make it with: "
-                f"perilune train {args.recipe} --prepare --chat DIR --data {config.data_dir}"
+                f"perilune train {args.recipe} --prepare{chat} --data {config.data_dir}"
             )
         _prepare(args, config)
     if config.threads:
@@ -102,13 +105,16 @@ def _train(args: argparse.Namespace, config: TrainConfig) -> int:
         directory = train(
             config, resume=args.resume, stop_after_s=stop_after_s, is_stopped=signals.is_stopped
         )
+    stopped = 0 if signals.received is None else 128 + signals.received
+    if rank:
+        return stopped
     out = Path(config.out_dir)
     draw_curve(read_metrics(out / METRICS_FILE), out / "curve.png")
     if directory is not None:
         print(f"{directory}: the trained model; curves in {out / 'curve.png'}")
         return 0
     print(f"{out}: saved before the last step; go on with: {_resume_command(args)}")
-    return 0 if signals.received is None else 128 + signals.received
+    return stopped
 
 
 def _resume_command(args: argparse.Namespace) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from perilune.core.errors import ConfigError
 
@@ -52,3 +53,27 @@ def kernel_choices() -> dict[str, str]:
 def api_key() -> str | None:
     """PERILUNE_API_KEY: sent as a bearer token to the server that `bench serve` measures."""
     return os.environ.get("PERILUNE_API_KEY") or None
+
+
+class Launched(NamedTuple):
+    rank: int
+    size: int
+    local_rank: int
+    """Among the processes of this host."""
+
+
+def launched() -> Launched:
+    """RANK, WORLD_SIZE and LOCAL_RANK, as torchrun sets them: this process among those that it
+    launched, which is alone where nobody did.
+
+    Raises:
+        ConfigError: one of them is missing, or no whole number.
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    values = [os.environ.get(name) for name in names]
+    if not any(values):
+        return Launched(0, 1, 0)
+    for name, value in zip(names, values, strict=True):
+        if value is None or not value.isdecimal():
+            raise ConfigError(f"{name} must be a whole number beside the others, not {value!r}")
+    return Launched(*(int(value or 0) for value in values))

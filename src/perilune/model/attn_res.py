@@ -5,6 +5,8 @@ Legend: T packed tokens, D model width, N sources.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
 import torch
 from torch import Tensor, nn
 
@@ -33,16 +35,21 @@ class Query(nn.Module):
         return self.weight[0].to(wide) * norm.weight.to(wide)
 
 
+@dataclass
 class AttnResStream:
-    """Committed blocks and the running sum of the current one, for the tokens in flight.
+    """Committed blocks and the running sum of the current one, for the tokens in flight; at first
+    the embedding.
 
     A layer's update is added by the read that follows, in one pass with it.
     """
 
-    def __init__(self, embedding_TD: Tensor) -> None:
-        self.blocks: list[Tensor] = []
-        self.partial: Tensor | None = embedding_TD
-        self.update: Tensor | None = None
+    partial: Tensor | None
+    blocks: list[Tensor] = field(default_factory=list)
+    update: Tensor | None = None
+
+    def copy(self) -> AttnResStream:
+        """The same tensors in a stream that goes on by itself."""
+        return replace(self, blocks=[*self.blocks])
 
     def read(self, query: Query, norm: RMSNorm, then: RMSNorm | None = None) -> Tensor:
         """The mixture of all sources, through the norm `then` if there is one."""
@@ -75,11 +82,14 @@ class AttnResStream:
             self.partial, self.update = self.partial + self.update, None
 
 
+@dataclass
 class PlainStream:
     """h + update, with the same verbs."""
 
-    def __init__(self, embedding_TD: Tensor) -> None:
-        self.hidden = embedding_TD
+    hidden: Tensor
 
     def add(self, update_TD: Tensor) -> None:
         self.hidden = self.hidden + update_TD
+
+    def copy(self) -> PlainStream:
+        return replace(self)

@@ -7,6 +7,7 @@ that routed experts are stacked (`experts.w13`, `experts.w2`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -56,12 +57,13 @@ class DecoderLayer(nn.Module):
         stream: AttnResStream | PlainStream,
         packing: Packing | None,
         at: Pooled | None,
-    ) -> None:
+    ) -> AttnResStream | PlainStream:
+        """Changes `stream` and returns it."""
         attention_norm, mlp_norm = self.input_layernorm, self.post_attention_layernorm
         if isinstance(stream, PlainStream):
             stream.add(self.self_attn(attention_norm(stream.hidden), packing, at))
             stream.add(self._feed_forward(mlp_norm(stream.hidden)))
-            return
+            return stream
         query, norm = self.self_attention_res_proj, self.self_attention_res_norm
         x_TD = stream.read(query, norm, attention_norm)
         if self.starts_block:
@@ -69,6 +71,7 @@ class DecoderLayer(nn.Module):
         stream.add(self.self_attn(x_TD, packing, at))
         x_TD = stream.read(self.mlp_res_proj, self.mlp_res_norm, mlp_norm)
         stream.add(self._feed_forward(x_TD))
+        return stream
 
     def _feed_forward(self, x_TD: Tensor) -> Tensor:
         return self.block_sparse_moe(x_TD) if self.is_moe else self.ranks.sum(self.mlp(x_TD))
@@ -83,6 +86,9 @@ class Backbone(nn.Module):
         self.compute_dtype: torch.dtype | None = None
         """Activations of the forward pass; None: the dtype of the weights. The trainer keeps fp32
         weights and computes in bf16."""
+        self.run_layer: Callable[..., AttnResStream | PlainStream] = DecoderLayer.__call__
+        """How a layer without a memory is called: (layer, stream, packing, None) -> stream. The
+        trainer may forget what can be recomputed."""
         self.embed_tokens = Embedding(config.vocab_size, d)
         self.layers = nn.ModuleList(
             DecoderLayer(config, i, ranks) for i in range(config.num_layers)
@@ -108,7 +114,11 @@ class Backbone(nn.Module):
             embedding_TD = embedding_TD.to(self.compute_dtype)
         stream = AttnResStream(embedding_TD) if self.attn_res else PlainStream(embedding_TD)
         for i, layer in enumerate(self.layers):
-            layer(stream, packing, None if on_pools is None else on_pools.of(i))
+            if on_pools is None:
+                assert packing is not None
+                stream = self.run_layer(layer, stream, packing, None)
+            else:
+                stream = layer(stream, packing, on_pools.of(i))
         if isinstance(stream, PlainStream):
             return stream.hidden
         return stream.read(self.output_attn_res_proj, self.output_attn_res_norm)

@@ -7,6 +7,7 @@ I intermediate width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,10 @@ route = resolve("router")
 experts = resolve("experts")
 
 
-def caps(config: ModelConfig) -> tuple[float | None, float | None]:
+Caps = tuple[float | None, float | None]
+
+
+def caps(config: ModelConfig) -> Caps:
     """The caps of the GLU: SiTU (K3), or none at all, which is SwiGLU (Kimi Linear)."""
     situ = config.activation == "situ"
     return (config.situ_beta, config.situ_linear_beta) if situ else (None, None)
@@ -104,6 +108,26 @@ class Experts(nn.Module):
         w13, w2 = (held.for_tokens(num_tokens) for held in self.held)
         return w13, w2
 
+    def forward(
+        self, z_TL: Tensor, routes: Routes, caps: Caps, quantize: Callable[[Tensor], Tensor] | None
+    ) -> Tensor:
+        w13, w2 = self.weights(z_TL.shape[0])
+        if quantize is not None:
+            w13, w2 = quantize(w13), quantize(w2)
+        return experts(z_TL, routes.expert_TR, routes.weight_TR, w13, w2, *caps)
+
+
+class Exchange(Protocol):
+    """Tokens of several ranks, each of which has others, meet the experts that are shared out."""
+
+    def gather(self, z_TL: Tensor, routes: Routes) -> tuple[Tensor, Routes]:
+        """The tokens of all ranks, with the experts as this rank counts its own; -1: elsewhere."""
+        ...
+
+    def scatter(self, y_TL: Tensor) -> Tensor:
+        """This rank's tokens of the sum over all ranks."""
+        ...
+
 
 class MoE(nn.Module):
     """Every rank routes all tokens alike, sends them through its own experts and its part of the
@@ -129,6 +153,8 @@ class MoE(nn.Module):
         self.caps = caps(config)
         self.quantize: Callable[[Tensor], Tensor] | None = None
         """Applied to the expert weights in every forward (quantisation-aware training)."""
+        self.exchange: Exchange | None = None
+        """Set by the trainer, whose ranks have tokens of their own."""
 
     def freeze(self) -> None:
         self.own_id_E = self._own_ids(self.gate.weight.device)
@@ -164,7 +190,7 @@ class MoE(nn.Module):
         if isinstance(self.experts, PackedExperts):
             assert self.quantize is None, "packed experts are quantised already"
             return self.experts(z_TL, routes, self.caps)
-        w13, w2 = self.experts.weights(z_TL.shape[0])
-        if self.quantize is not None:
-            w13, w2 = self.quantize(w13), self.quantize(w2)
-        return experts(z_TL, routes.expert_TR, routes.weight_TR, w13, w2, *self.caps)
+        if self.exchange is None:
+            return self.experts(z_TL, routes, self.caps, self.quantize)
+        z_TL, routes = self.exchange.gather(z_TL, routes)
+        return self.exchange.scatter(self.experts(z_TL, routes, self.caps, self.quantize))

@@ -1,26 +1,34 @@
-"""Resumable training state: one safetensors file, written whole or not at all."""
+"""Resumable training state: a folder a save, with a safetensors file of every rank's part.
+
+A state moves between numbers of ranks: each file says where its pieces lie in the whole tensors,
+and whoever reads takes from all files what it holds itself.
+
+    state-00000500/rank-0.safetensors ...   whole or not there: written as state-00000500.partial
+"""
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Generator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from perilune.core.errors import CheckpointError
 from perilune.model.model import Transformer
 from perilune.train.data import Cursor
+from perilune.train.pieces import PIECES, PieceFiles, Region, metadata_of, region_of
+from perilune.train.team import ALONE, Team
+from perilune.train.whole_blocks import own_part
 
-FILE = "train_state.safetensors"
+_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,61 +43,88 @@ class Progress:
     """`TrainConfig.as_json` of the run."""
 
 
+def latest(run: Path) -> Path | None:
+    """The folder of the last whole state in a run's folder."""
+    states = [path for path in run.glob("state-*") if path.suffix != _PARTIAL]
+    return max(states, default=None)
+
+
 def save_state(
-    directory: Path,
+    run: Path,
     model: Transformer,
     optimizers: list[torch.optim.Optimizer],
     progress: Progress,
-) -> None:
-    """Writes weights, optimiser state and `progress` to `directory`/train_state.safetensors.
+    team: Team = ALONE,
+) -> Path:
+    """Writes weights, optimiser state and `progress`; every rank calls it. Returns the folder.
 
-    A crash at any moment leaves the state before or this one.
+    A crash at any moment leaves the state before or this one; once this one is whole, the one
+    before goes.
     """
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    for index, optimizer in enumerate(optimizers):
-        for key, values in optimizer.state_dict()["state"].items():
-            for name, value in values.items():
-                tensors[f"optim.{index}.{key}.{name}"] = torch.as_tensor(value)
-    partial = directory / (FILE + ".partial")
-    contiguous = {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
-    save_file(contiguous, partial, metadata={"progress": msgspec.json.encode(progress).decode()})
-    _sync(partial)
-    partial.replace(directory / FILE)
-    _sync(directory)
+    folder = run / f"state-{progress.step:08}"
+    partial = folder.with_suffix(_PARTIAL)
+    if team.rank == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+    team.wait()
+    pieces: dict[str, Tensor] = {}
+    regions: dict[str, Region] = {}
+    for name, value in _named(model, optimizers):
+        own = own_part(value)
+        # What is not shared out is the same everywhere, and written once.
+        if isinstance(value, DTensor):
+            regions[name] = region_of(value)
+        elif team.rank:
+            continue
+        if own.numel() or not regions.get(name):
+            pieces[name] = own.detach().contiguous().cpu()
+    metadata = {PIECES: metadata_of({k: v for k, v in regions.items() if k in pieces})}
+    if team.rank == 0:
+        metadata["progress"] = msgspec.json.encode(progress).decode()
+    path = partial / f"rank-{team.rank}.safetensors"
+    save_file(pieces, path, metadata=metadata)
+    _sync(path)
+    team.wait()
+    if team.rank == 0:
+        _sync(partial)
+        partial.rename(folder)
+        _sync(run)
+        for other in run.glob("state-*"):
+            if other != folder:
+                shutil.rmtree(other)
+    team.wait()
+    return folder
 
 
-def load_state(
-    directory: Path, model: Transformer, optimizers: list[torch.optim.Optimizer]
-) -> None:
-    """Restores the tensors that `save_state` wrote.
+def load_state(run: Path, model: Transformer, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Restores the tensors of the last state; every rank its own part of them.
 
     Raises:
-        CheckpointError: no such file, a damaged one, or tensors that do not fit the model.
+        CheckpointError: no state, a damaged one, or tensors that do not fit the model.
     """
-    path = directory / FILE
-    tensors = _read(path)
-    weights = {name: value for (kind, name), value in tensors.items() if kind == "model"}
-    _check_fit(path, weights, model.state_dict())
-    model.load_state_dict(weights)
-    for index, optimizer in enumerate(optimizers):
-        state: dict[int, dict[str, Tensor]] = defaultdict(dict)
-        for (kind, rest), value in tensors.items():
-            if kind == "optim" and rest.startswith(f"{index}."):
-                _, number, name = rest.split(".")
-                state[int(number)][name] = value
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
+    with PieceFiles(_needed(run)) as files:
+        _check_fit(files, model.state_dict())
+        with torch.no_grad():
+            for name, value in model.state_dict().items():
+                own_part(value).copy_(files.read(f"model.{name}", region_of(value)))
+        names = {p: name for name, p in model.named_parameters()}
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    state = _optimizer_state(files, names[p], p)
+                    if state:  # a parameter without a gradient never had one
+                        optimizer.state[p] = state
 
 
-def read_progress(directory: Path) -> Progress:
+def read_progress(run: Path) -> Progress:
     """The `progress` that `save_state` was given.
 
     Raises:
-        CheckpointError: no such file, a damaged one, or one that does not tell its progress.
+        CheckpointError: no state, a damaged one, or one that does not tell its progress.
     """
-    path = directory / FILE
-    with _opened(path) as file:
-        text = (file.metadata() or {}).get("progress")
+    path = _needed(run)
+    with PieceFiles(path) as files:
+        text = files.metadata.get("progress")
     if text is None:
         raise CheckpointError(f"{path} is no state of a run: its metadata has no `progress`")
     try:
@@ -98,34 +133,49 @@ def read_progress(directory: Path) -> Progress:
         raise CheckpointError(f"{path} is no state of a run: `progress`: {error}") from None
 
 
-def _read(path: Path) -> dict[tuple[str, str], Tensor]:
-    tensors = {}
-    with _opened(path) as file:
-        for key in file.keys():  # noqa: SIM118 (safe_open is not a mapping)
-            kind, _, rest = key.partition(".")
-            tensors[kind, rest] = file.get_tensor(key)
-    return tensors
+def _named(
+    model: Transformer, optimizers: list[torch.optim.Optimizer]
+) -> Iterator[tuple[str, Tensor]]:
+    for name, value in model.state_dict().items():
+        yield f"model.{name}", value
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    for optimizer in optimizers:
+        for p, values in optimizer.state.items():
+            for kind, value in values.items():
+                yield f"optim.{kind}.{names[p]}", torch.as_tensor(value)
 
 
-@contextmanager
-def _opened(path: Path) -> Generator[Any]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except FileNotFoundError:
-        raise CheckpointError(f"nothing to resume from: {path} does not exist") from None
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+def _optimizer_state(files: PieceFiles, name: str, p: Tensor) -> dict[str, Tensor]:
+    state = {}
+    for key in files.keys_of(name):
+        kind = key.removeprefix("optim.").removesuffix(f".{name}")
+        if files.shape(key) != tuple(p.shape) or p.ndim == 0:
+            whole = files.read(key, Region.all(files.shape(key)))
+            state[kind] = whole if whole.ndim == 0 else whole.to(p.device)
+            continue
+        value = torch.empty_like(p, requires_grad=False)
+        own_part(value).copy_(files.read(key, region_of(p)))
+        state[kind] = value
+    return state
 
 
-def _check_fit(path: Path, found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    for name in sorted(found.keys() ^ wanted.keys()):
+def _needed(run: Path) -> Path:
+    path = latest(run)
+    if path is None:
+        raise CheckpointError(f"nothing to resume from: there is no state in {run}")
+    return path
+
+
+def _check_fit(files: PieceFiles, wanted: dict[str, Tensor]) -> None:
+    found = {key.removeprefix("model.") for key in files.names if key.startswith("model.")}
+    for name in sorted(found ^ wanted.keys()):
         problem = "is missing" if name in wanted else "is not in this model"
-        raise CheckpointError(f"{path} belongs to another model: {name} {problem}")
+        raise CheckpointError(f"{files.folder} belongs to another model: {name} {problem}")
     for name, value in wanted.items():
-        if found[name].shape != value.shape:
+        shape = files.shape(f"model.{name}")
+        if shape != tuple(value.shape):
             raise CheckpointError(
-                f"{path} belongs to another model: {name} is {list(found[name].shape)}, "
+                f"{files.folder} belongs to another model: {name} is {list(shape)}, "
                 f"not {list(value.shape)}"
             )
 

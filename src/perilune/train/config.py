@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
 from perilune.core.errors import ConfigError
@@ -85,6 +85,12 @@ class TrainConfig:
     compute_dtype: str = "float32"
     """Of the activations; weights and updates are fp32."""
     compile: bool = False
+    micro_batches: int = 1
+    """Parts of a step's rows, one after another: less memory for activations, the same step."""
+    recompute: bool = False
+    """Activation checkpointing: of every layer only the input is kept for the backward pass."""
+    expert_ranks: int = 1
+    """Ranks that share out the routed experts; the other parameters are everybody's."""
     threads: int = 0
     """Torch threads; 0: torch's choice."""
     eval_every: int = 500
@@ -109,17 +115,27 @@ class TrainConfig:
         return json.loads(json.dumps(asdict(self)))
 
 
-PLACES = ("data_dir", "tokenizer_dir", "out_dir", "threads")
+PLACES = ("data_dir", "tokenizer_dir", "out_dir", "threads", "expert_ranks")
 """Keys that may change between the pieces of a run."""
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
-    """One phrase for each key, by its path, that two recipes (as JSON) do not share."""
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One phrase for each key, by its path, that two recipes (as JSON) do not share. What there was
+    no key for at the time had the value that is the default, or, inside of another, was off."""
+    return _differences({**_defaults(), **before}, now, "")
+
+
+def _defaults() -> dict[str, Any]:
+    values = {f.name: f.default for f in fields(TrainConfig) if f.default is not MISSING}
+    return values | {"balance": asdict(BalanceConfig())}
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str) -> list[str]:
     found = []
     for key in sorted((before.keys() | now.keys()) - set(PLACES)):
         old, new = before.get(key, "unset"), now.get(key, "unset")
         if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{path}{key}.")
-        elif old != new:
+            found += _differences(old, new, f"{path}{key}.")
+        elif old != new and (new or key in before):
             found.append(f"{path}{key} was {old}, is {new}")
     return found

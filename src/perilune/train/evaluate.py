@@ -88,8 +88,10 @@ def evaluate(
     nats, tokens = 0.0, 0
     for batch in batches:
         count = int((batch.targets_BL != IGNORED).sum())
+        # Also without a target: other ranks may wait for this one in the model.
+        loss = float(loss_fn(model, batch))
         if count:
-            nats += float(loss_fn(model, batch)) * count
+            nats += loss * count
             tokens += count
     model.train(was_training)
     return Score(nats, tokens)

@@ -1,7 +1,8 @@
 """The training loop, top to bottom: load, step, log, save, evaluate, export.
 
-A run folder holds `metrics.jsonl` (a line a logged step), `run.json` (the run's facts),
-`train_state.safetensors` (resume) and at the end `model/` (the released layout, ready to serve).
+A run folder holds `metrics.jsonl` (a line a logged step), `run.json` (the run's facts), `state-N/`
+(what step N left, to resume) and at the end `model/` (the released layout, ready to serve).
+Launched by torchrun, every process has its rows of each batch and its part of the parameters.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from perilune.core.errors import CheckpointError, ConfigError, UnsupportedError
+from perilune.core.errors import ConfigError, UnsupportedError
 from perilune.model.init import init_weights
 from perilune.model.model import Transformer
 from perilune.model.parse_config import parse_config
@@ -23,8 +24,10 @@ from perilune.train.data import PackedLoader
 from perilune.train.evaluate import evaluate, held_out_sets
 from perilune.train.export import export
 from perilune.train.optim import build_optimizers
+from perilune.train.parallel import share_out, whole_model
 from perilune.train.prefetch import Prefetcher
 from perilune.train.qat import QuantiseFrom
+from perilune.train.recompute import recomputed
 from perilune.train.run_facts import facts_of, write_facts
 from perilune.train.run_log import RunLog
 from perilune.train.shards import load_shard
@@ -35,6 +38,7 @@ from perilune.train.step import (
     batch_loss,
     moe_layers,
 )
+from perilune.train.team import ALONE, Team, gathered
 
 
 def train(
@@ -57,14 +61,26 @@ def train(
         UnsupportedError: this machine does not have the device.
         NonFiniteError: a weight, the loss or a gradient stopped being finite.
     """
+    with gathered(config.device, config.expert_ranks) as team:
+        return _train(config, team, resume, stop_after_s, is_stopped)
+
+
+def _train(
+    config: TrainConfig,
+    team: Team,
+    resume: bool,
+    stop_after_s: float | None,
+    is_stopped: Callable[[], bool],
+) -> Path | None:
     stop_at = float("inf") if stop_after_s is None else time.monotonic() + stop_after_s
     out = Path(config.out_dir)
-    _check(config, out, resume)
+    _check(config, team, out, resume)
     loader = open_loader(config)
     model = build_model(config)
     quantise = QuantiseFrom(config.device)
     for layer in moe_layers(model):
         layer.quantize = quantise
+    loss_fn = _loss_function(model, config, team)
     optimizers = build_optimizers(model, config.optim)
     first, seconds = 0, 0.0
     if resume:
@@ -72,20 +88,19 @@ def train(
         checkpoint.load_state(out, model, optimizers)
         loader.load_state_dict(progress.loader)
         first, seconds = progress.step, progress.seconds
-    loss_fn = _loss_function(model, config)
-    stepper = Stepper(model, optimizers, config.optim, config.steps, loss_fn, config.balance)
+    stepper = Stepper(model, optimizers, config, loss_fn, team)
     out.mkdir(parents=True, exist_ok=True)
-    with RunLog(out, config, first, seconds) as log, Prefetcher(loader) as batches:
+    with RunLog(out, config, first, seconds, team) as log, Prefetcher(loader) as batches:
         for step in range(first, config.steps):
             if step >= config.qat_from * config.steps:
                 quantise.switch_on()
-            result = stepper(step, DeviceBatch.of(next(batches), config.device))
+            result = stepper(step, DeviceBatch.of(next(batches), config.device, team))
             done = step + 1
             log.step(done, result)
             is_last = done == config.steps
             if config.eval_every and (done % config.eval_every == 0 or is_last):
-                log.record(done, validate(model, config))
-            is_late = is_stopped() or time.monotonic() >= stop_at
+                log.record(done, validate(model, config, loss_fn, team))
+            is_late = team.any(is_stopped() or time.monotonic() >= stop_at, config.device)
             if done % config.save_every == 0 or is_last or is_late:
                 # The log first: a state must not be ahead of its lines.
                 log.sync()
@@ -95,21 +110,33 @@ def train(
                     loader=batches.state_dict(),
                     recipe=config.as_json(),
                 )
-                checkpoint.save_state(out, model, optimizers, progress)
-                epochs = loader.epochs(progress.loader)
-                write_facts(out, facts_of(config, done, progress.seconds, epochs))
+                checkpoint.save_state(out, model, optimizers, progress, team)
+                if team.rank == 0:
+                    epochs = loader.epochs(progress.loader)
+                    write_facts(out, facts_of(config, team.size, progress, epochs))
             if is_late and not is_last:
                 return None
-    return export(model, config)
+    whole = model if team.size == 1 else whole_model(model, team)
+    if whole is not None:
+        export(whole, config)
+    team.wait()
+    return out / "model"
 
 
-def _check(config: TrainConfig, out: Path, resume: bool) -> None:
+def _check(config: TrainConfig, team: Team, out: Path, resume: bool) -> None:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise UnsupportedError(f"recipe {config.name} trains on {config.device}: no GPU here")
-    if not resume and (out / checkpoint.FILE).exists():
+    parts = team.size * config.micro_batches
+    if config.rows % parts:
+        raise ConfigError(
+            f"{config.rows} rows are no equal parts for {parts} ranks x micro-batches"
+        )
+    for key, is_set in (("recompute", config.recompute), ("several ranks", team.size > 1)):
+        if config.compile and is_set:
+            raise ConfigError(f"{key}: not with a compiled loss, set compile=false")
+    state = checkpoint.latest(out)
+    if not resume and state is not None:
         raise ConfigError(f"{out} holds a run already: resume it, or choose another folder")
-    if resume and not (out / checkpoint.FILE).exists():
-        raise CheckpointError(f"nothing to resume from: {out / checkpoint.FILE} does not exist")
     if resume:
         changed = differences(checkpoint.read_progress(out).recipe, config.as_json())
         if changed:
@@ -122,6 +149,8 @@ def build_model(config: TrainConfig) -> Transformer:
     init_weights(model, torch.Generator().manual_seed(config.seed))
     model.to(config.device).train()
     model.model.compute_dtype = getattr(torch, config.compute_dtype)
+    if config.recompute:
+        model.model.run_layer = recomputed
     return model
 
 
@@ -142,7 +171,11 @@ def _pad_id(config: TrainConfig) -> int:
     return parse_config(config.model).pad_token_id or 0
 
 
-def _loss_function(model: Transformer, config: TrainConfig) -> LossFunction:
+def _loss_function(model: Transformer, config: TrainConfig, team: Team) -> LossFunction:
+    """The loss to train; shares the model out among the ranks first."""
+    if team.size > 1:
+        root = share_out(model, team)
+        return lambda _, batch: root(batch)
     if not config.compile:
         return batch_loss
     from perilune.train.compile import compile_loss  # the compiler takes seconds to import
@@ -150,7 +183,12 @@ def _loss_function(model: Transformer, config: TrainConfig) -> LossFunction:
     return compile_loss(model)
 
 
-def validate(model: Transformer, config: TrainConfig) -> dict[str, float]:
+def validate(
+    model: Transformer,
+    config: TrainConfig,
+    loss_fn: LossFunction = batch_loss,
+    team: Team = ALONE,
+) -> dict[str, float]:
     """Bits per byte of each kind of held-out text. Not compiled: it runs too rarely to pay."""
     scores = {}
     eager = torch.compiler.set_stance("force_eager") if config.compile else nullcontext()
@@ -158,6 +196,8 @@ def validate(model: Transformer, config: TrainConfig) -> dict[str, float]:
         for kind, text_bytes, batches in held_out_sets(
             Path(config.data_dir), config.row_len, config.rows, _pad_id(config)
         ):
-            on_device = (DeviceBatch.of(batch, config.device) for batch in batches)
-            scores[f"bpb/{kind}"] = evaluate(model, on_device).bits_per_byte(text_bytes)
+            on_device = (DeviceBatch.of(batch, config.device, team) for batch in batches)
+            score = evaluate(model, on_device, loss_fn)
+            nats = team.sum(torch.tensor(score.nats, dtype=torch.float64, device=config.device))
+            scores[f"bpb/{kind}"] = score._replace(nats=float(nats)).bits_per_byte(text_bytes)
     return scores

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from perilune.model.mxfp4 import fake_quantize
+from perilune.train.whole_blocks import own_part
 
 
 class QuantiseFrom:
@@ -18,6 +19,7 @@ class QuantiseFrom:
         self.on = torch.zeros((), device=device)
 
     def __call__(self, weight_EOI: Tensor) -> Tensor:
+        weight_EOI = own_part(weight_EOI)
         return torch.where(self.on > 0, fake_quantize(weight_EOI), weight_EOI)
 
     def switch_on(self) -> None:

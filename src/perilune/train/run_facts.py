@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from perilune.train.checkpoint import Progress
 from perilune.train.config import TrainConfig
 
 FACTS_FILE = "run.json"
@@ -27,17 +28,22 @@ class RunFacts(NamedTuple):
     """Of training, with compilation and validation; pieces of a resumed run added up."""
     epochs: dict[str, float]
     """How often each kind of text was read."""
+    ranks: int = 1
+    """Processes, when it was saved last."""
 
 
-def facts_of(config: TrainConfig, steps: int, seconds: float, epochs: dict[str, float]) -> RunFacts:
+def facts_of(
+    config: TrainConfig, ranks: int, progress: Progress, epochs: dict[str, float]
+) -> RunFacts:
     return RunFacts(
         recipe=config.as_json(),
         device=_device_name(config.device),
         torch=torch.__version__,
-        steps=steps,
-        tokens=steps * config.tokens_per_step,
-        seconds=round(seconds, 1),
+        steps=progress.step,
+        tokens=progress.step * config.tokens_per_step,
+        seconds=round(progress.seconds, 1),
         epochs=epochs,
+        ranks=ranks,
     )
 
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from perilune.core.whole_file import write_whole
 from perilune.train.config import TrainConfig
 from perilune.train.step import StepResult
+from perilune.train.team import ALONE, Team
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -28,19 +29,29 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class RunLog:
-    """Writes a line every `log_every` steps; use as a context.
+    """Writes a line every `log_every` steps, on the first rank; use as a context.
 
     `first` steps are done already, in `seconds`: their lines are kept, later ones (of a run that
     was stopped after its last save) go.
     """
 
-    def __init__(self, out: Path, config: TrainConfig, first: int, seconds: float) -> None:
+    def __init__(
+        self, out: Path, config: TrainConfig, first: int, seconds: float, team: Team = ALONE
+    ) -> None:
         path = out / METRICS_FILE
-        kept = [m for m in read_metrics(path) if m["step"] <= first] if path.exists() else []
-        write_whole(path, "".join(map(_line, kept)).encode())
-        self._file = path.open("a", encoding="utf-8")
+        self._is_mine = team.rank == 0
+        if self._is_mine:
+            kept = [m for m in read_metrics(path) if m["step"] <= first] if path.exists() else []
+            write_whole(path, "".join(map(_line, kept)).encode())
+        self._file = (path if self._is_mine else Path(os.devnull)).open("a", encoding="utf-8")
         self._config = config
-        self._bar = tqdm(total=config.steps, initial=first, unit="step", desc=config.name)
+        self._bar = tqdm(
+            total=config.steps,
+            initial=first,
+            unit="step",
+            desc=config.name,
+            disable=not self._is_mine,
+        )
         self._started = time.monotonic() - seconds
 
     def step(self, step: int, result: StepResult) -> None:
@@ -58,7 +69,8 @@ class RunLog:
 
     def sync(self) -> None:
         """Returns when everything that was written is on the disk."""
-        os.fsync(self._file.fileno())
+        if self._is_mine:
+            os.fsync(self._file.fileno())
 
     def seconds(self) -> float:
         """Of the run so far, its earlier pieces included."""

@@ -5,7 +5,7 @@ Legend: B rows, L tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,11 +18,13 @@ from perilune.model.model import Transformer
 from perilune.model.moe import MoE
 from perilune.train.balance.balancing import Balancing
 from perilune.train.balance.loads import LoadStats
-from perilune.train.config import BalanceConfig, OptimConfig
-from perilune.train.data import PADDING, Batch
+from perilune.train.config import TrainConfig
+from perilune.train.data import IGNORED, PADDING, Batch
 from perilune.train.loss import head_loss
 from perilune.train.qk_clip import QKClip
 from perilune.train.schedule import lr_at
+from perilune.train.team import ALONE, Team
+from perilune.train.whole_blocks import own_part
 
 
 class DeviceBatch(NamedTuple):
@@ -33,9 +35,16 @@ class DeviceBatch(NamedTuple):
     segments_BL: Tensor
 
     @staticmethod
-    def of(batch: Batch, device: str) -> DeviceBatch:
-        tensors = (torch.as_tensor(array).long() for array in batch)
+    def of(batch: Batch, device: str, team: Team = ALONE) -> DeviceBatch:
+        """This rank's rows of `batch`."""
+        rows = team.rows(len(batch.inputs_BL))
+        tensors = (torch.as_tensor(array[rows]).long() for array in batch)
         return DeviceBatch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+
+    def parts(self, num: int) -> Iterator[DeviceBatch]:
+        """Its rows in `num` equal parts, one after another."""
+        for part in zip(*(x.chunk(num) for x in self), strict=True):
+            yield DeviceBatch(*part)
 
 
 LossFunction = Callable[[Transformer, DeviceBatch], Tensor]
@@ -58,6 +67,12 @@ class StepResult(NamedTuple):
         return {k: v for k, v in {**values, **loads._asdict()}.items() if v is not None}
 
 
+def total_norm(grads: Sequence[Tensor], team: Team = ALONE) -> Tensor:
+    """The norm of what all ranks hold, each a part of its own."""
+    norm = nn.utils.get_total_norm(grads)
+    return norm if team.size == 1 else team.sum(norm.square()).sqrt()
+
+
 class NonFiniteError(PeriluneError):
     """A weight, the loss or a gradient is not finite; the message names the first one."""
 
@@ -76,22 +91,26 @@ def moe_layers(model: Transformer) -> list[MoE]:
 
 
 class Stepper:
-    """Owns the optimisers; `loss_fn` is `batch_loss` or a compiled form of it."""
+    """Owns the optimisers; `loss_fn` is `batch_loss` or another form of it.
+
+    A step's batch may come in parts, one after another and each on another rank: the loss and the
+    gradients are means over all targets, the balancers count all tokens.
+    """
 
     def __init__(
         self,
         model: Transformer,
         optimizers: list[torch.optim.Optimizer],
-        config: OptimConfig,
-        steps: int,
+        config: TrainConfig,
         loss_fn: LossFunction = batch_loss,
-        balance: BalanceConfig | None = None,
+        team: Team = ALONE,
     ) -> None:
         self.model, self.optimizers, self.config = model, optimizers, config
-        self.steps, self.loss_fn = steps, loss_fn
+        self.loss_fn, self.team = loss_fn, team
         layers = [module for module in model.modules() if isinstance(module, MLA)]
-        self.qk_clip = QKClip(layers, config.qk_clip) if config.qk_clip else None
-        self.balancing = Balancing(moe_layers(model), balance or BalanceConfig())
+        clip = config.optim.qk_clip
+        self.qk_clip = QKClip(layers, clip, team.max) if clip else None
+        self.balancing = Balancing(moe_layers(model), config.balance, team.sum)
 
     def __call__(self, step: int, batch: DeviceBatch) -> StepResult:
         """Trains on `batch` as step number `step`, from 0.
@@ -99,26 +118,37 @@ class Stepper:
         Raises:
             NonFiniteError: before anything was updated.
         """
-        with self.balancing.counting((batch.segments_BL != PADDING).reshape(-1)):
-            loss = self.loss_fn(self.model, batch)
-        loss.backward()
-        grad_norm = self._clip(step, loss.detach())
-        lr = lr_at(step, self.steps, self.config)
+        loss = self._forward_backward(batch)
+        grad_norm = self._clip(step, loss)
+        lr = lr_at(step, self.config.steps, self.config.optim)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         max_logit = None if self.qk_clip is None else self.qk_clip.clip()
-        return StepResult(loss.detach(), grad_norm, lr, self.balancing.update(), max_logit)
+        return StepResult(loss, grad_norm, lr, self.balancing.update(), max_logit)
+
+    def _forward_backward(self, batch: DeviceBatch) -> Tensor:
+        """The mean loss of all ranks' batches; its gradients are where parameters have them."""
+        num_targets = self.team.sum((batch.targets_BL != IGNORED).sum().float())
+        losses = []
+        for part in batch.parts(self.config.micro_batches):
+            share = (part.targets_BL != IGNORED).sum() / num_targets
+            with self.balancing.counting((part.segments_BL != PADDING).reshape(-1), share):
+                loss = self.loss_fn(self.model, part) * share
+            loss.backward()
+            losses.append(loss.detach())
+        return self.team.sum(torch.stack(losses).sum())
 
     def _clip(self, step: int, loss: Tensor) -> Tensor:
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # An own part shares its memory with the gradient that it is of.
+        grads = [own_part(p.grad) for p in self.model.parameters() if p.grad is not None]
+        norm = total_norm(grads, self.team)
         # Clipping would spread the NaN of one gradient over all of them.
         if not torch.isfinite(norm + loss):
             raise NonFiniteError(f"step {step}: {self._first_non_finite(loss)}")
-        nn.utils.clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
+        torch._foreach_mul_(grads, (self.config.optim.max_grad_norm / (norm + 1e-6)).clamp(max=1))
         return norm
 
     def _first_non_finite(self, loss: Tensor) -> str:

@@ -46,7 +46,7 @@ class Balancing:
         self.num_tokens = torch.zeros(1, dtype=torch.int32, device=device)
 
     @contextmanager
-    def counting(self, is_counted_T: Tensor, share: float = 1.0) -> Generator[None]:
+    def counting(self, is_counted_T: Tensor, share: float | Tensor = 1.0) -> Generator[None]:
         """The forward pass of a micro-batch, in which `is_counted_T` (bool) is False for padding.
 
         `share` is the weight of the micro-batch in the step's loss; the auxiliary loss takes it

@@ -31,7 +31,7 @@ class LayerBalancer(nn.Module):
         self.is_counting = False
         self.is_counted_T: Tensor | None = None
         """False for padding; None: every token counts."""
-        self.share = 1.0
+        self.share: float | Tensor = 1.0
         """Of this micro-batch in the step's loss."""
 
     def forward(

@@ -330,9 +330,14 @@ def test_programs_are_started_with_what_the_source_takes(driver, monkeypatch):
         cuda_decode, "launch_kernel", lambda kernel, n, x: launched(kernel, n, read(x))
     )
     cuda_decode.launch(q_NQHC, rows, parts, 0.5, plan)
-    (started,) = driver.named("cuLaunchKernel")
-    assert started[1:8] == (plan.programs, 1, 1, 256, 1, 1, 1000)
-    assert started[8].value == 5
+    (started,) = driver.named("cuLaunchKernelEx")
+    config = started[0]._obj
+    assert [*config.grid, *config.block, config.shared_bytes] == [
+        *(plan.programs, 1, 1),
+        *(256, 1, 1),
+        1000,
+    ]
+    assert (config.stream, config.num_attributes) == (5, 0)
     pointers = (rows.table_NW, rows.length_N, *parts)
     assert [x.value for x in told[2:7]] == [x.data_ptr() for x in pointers]
     assert [x.value for x in told[7:16]] == [2, 256, plan.teams, 384, 128, 2, 128, 2, 192]

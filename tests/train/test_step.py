@@ -43,8 +43,20 @@ def test_the_one_gradient_that_is_not_finite_is_named(setup):
 def test_a_loss_that_is_not_finite_is_told_apart(setup):
     _, stepper, batch = setup
     stepper.loss_fn = lambda model, batch: batch_loss(model, batch) * float("inf")
-    with pytest.raises(NonFiniteError, match="the loss is inf, although every weight is finite"):
+    with pytest.raises(NonFiniteError, match="the loss is inf, although all weights"):
         stepper(0, batch)
+
+
+def test_a_layer_whose_output_is_not_finite_is_named(setup):
+    """Its weights are, and so is what comes before it."""
+    model, stepper, batch = setup
+    before = weights_of(model)
+    mla = model.model.layers[3].self_attn
+    mla.scale = float("inf")
+    with pytest.raises(NonFiniteError, match=r"output of model\.layers\.3\.self_attn\.o_proj"):
+        stepper(0, batch)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_the_norm_is_reported_before_clipping(setup):

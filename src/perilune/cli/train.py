@@ -24,6 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help="save and stop at the first step that ends later; go on with --resume",
     )
+    parser.add_argument(
+        "--profile",
+        type=positive_int,
+        metavar="N",
+        help="profile N steps, the third one first, into the folder `profile` of the run",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the recipe's)")
     parser.add_argument("--steps", type=positive_int, metavar="N", help="length of the run")
     parser.add_argument("--out", metavar="DIR", help="folder of the run")
@@ -83,9 +89,8 @@ def _train(args: argparse.Namespace, config: TrainConfig) -> int:
     # Here for --help's sake; all at once, so that a missing extra is told before hours of work.
     import torch
 
-    from perilune.train.curve import draw_curve
+    from perilune.train.curve import CURVE_FILE
     from perilune.train.loop import train
-    from perilune.train.run_log import METRICS_FILE, read_metrics
     from perilune.train.stop_signals import StopSignals
 
     rank, size, _ = launched()
@@ -103,15 +108,18 @@ def _train(args: argparse.Namespace, config: TrainConfig) -> int:
     stop_after_s = None if minutes is None else 60 * minutes
     with StopSignals() as signals:
         directory = train(
-            config, resume=args.resume, stop_after_s=stop_after_s, is_stopped=signals.is_stopped
+            config,
+            resume=args.resume,
+            stop_after_s=stop_after_s,
+            is_stopped=signals.is_stopped,
+            profile_steps=args.profile or 0,
         )
     stopped = 0 if signals.received is None else 128 + signals.received
     if rank:
         return stopped
     out = Path(config.out_dir)
-    draw_curve(read_metrics(out / METRICS_FILE), out / "curve.png")
     if directory is not None:
-        print(f"{directory}: the trained model; curves in {out / 'curve.png'}")
+        print(f"{directory}: the trained model; curves in {out / CURVE_FILE}")
         return 0
     print(f"{out}: saved before the last step; go on with: {_resume_command(args)}")
     return stopped

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Progress:
     loader: Cursor
     recipe: dict[str, Any]
     """`TrainConfig.as_json` of the run."""
+    losses: list[float] = field(default_factory=list)
+    """`SpikeGuard.losses`."""
 
 
 def latest(run: Path) -> Path | None:

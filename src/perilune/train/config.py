@@ -89,6 +89,9 @@ class TrainConfig:
     """Parts of a step's rows, one after another: less memory for activations, the same step."""
     recompute: bool = False
     """Activation checkpointing: of every layer only the input is kept for the backward pass."""
+    spike_sigmas: float = 0.0
+    """A step is left out whose loss is that many standard deviations above the median of those
+    before; 10 meets nothing but accidents. 0: none is."""
     expert_ranks: int = 1
     """Ranks that share out the routed experts; the other parameters are everybody's."""
     threads: int = 0

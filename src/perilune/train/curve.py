@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+CURVE_FILE = "curve.png"
 _GREY = "#999999"
 
 

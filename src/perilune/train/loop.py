@@ -1,7 +1,9 @@
 """The training loop, top to bottom: load, step, log, save, evaluate, export.
 
-A run folder holds `metrics.jsonl` (a line a logged step), `run.json` (the run's facts), `state-N/`
-(what step N left, to resume) and at the end `model/` (the released layout, ready to serve).
+A run folder holds `metrics.jsonl` (a line a logged step), `curve.png` (drawn from it at every
+save), `run.json` (the run's facts), `state-N/` (what step N left, to resume) and at the end
+`model/` (the released layout, ready to serve).
+
 Launched by torchrun, every process has its rows of each batch and its part of the parameters.
 """
 
@@ -20,16 +22,19 @@ from perilune.model.model import Transformer
 from perilune.model.parse_config import parse_config
 from perilune.train import checkpoint
 from perilune.train.config import TrainConfig, differences
+from perilune.train.curve import CURVE_FILE, draw_curve
 from perilune.train.data import PackedLoader
 from perilune.train.evaluate import evaluate, held_out_sets
 from perilune.train.export import export
+from perilune.train.meter import Meter
 from perilune.train.optim import build_optimizers
 from perilune.train.parallel import share_out, whole_model
 from perilune.train.prefetch import Prefetcher
+from perilune.train.profile import profiled
 from perilune.train.qat import QuantiseFrom
 from perilune.train.recompute import recomputed
 from perilune.train.run_facts import facts_of, write_facts
-from perilune.train.run_log import RunLog
+from perilune.train.run_log import METRICS_FILE, RunLog, read_metrics
 from perilune.train.shards import load_shard
 from perilune.train.step import (
     DeviceBatch,
@@ -47,12 +52,14 @@ def train(
     resume: bool = False,
     stop_after_s: float | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
+    profile_steps: int = 0,
 ) -> Path | None:
     """Runs `config` to its last step and returns the checkpoint directory.
 
     `resume` goes on from the last save, and ends with the same bits as an uninterrupted run. The
     first step that ends later than `stop_after_s`, or after which `is_stopped()`, is saved and the
-    last one of this call; None is returned if others are left.
+    last one of this call; None is returned if others are left. `profile_steps` steps near the
+    beginning are profiled into the folder `profile` of the run.
 
     Raises:
         ConfigError: the run folder holds a run already (without `resume`) or one of another recipe
@@ -60,9 +67,10 @@ def train(
         CheckpointError: `resume` without a state, or with one of another model.
         UnsupportedError: this machine does not have the device.
         NonFiniteError: a weight, the loss or a gradient stopped being finite.
+        LossSpikeError: the loss jumped up and stayed there.
     """
     with gathered(config.device, config.expert_ranks) as team:
-        return _train(config, team, resume, stop_after_s, is_stopped)
+        return _train(config, team, resume, stop_after_s, is_stopped, profile_steps)
 
 
 def _train(
@@ -71,6 +79,7 @@ def _train(
     resume: bool,
     stop_after_s: float | None,
     is_stopped: Callable[[], bool],
+    profile_steps: int,
 ) -> Path | None:
     stop_at = float("inf") if stop_after_s is None else time.monotonic() + stop_after_s
     out = Path(config.out_dir)
@@ -82,21 +91,31 @@ def _train(
         layer.quantize = quantise
     loss_fn = _loss_function(model, config, team)
     optimizers = build_optimizers(model, config.optim)
+    stepper = Stepper(model, optimizers, config, loss_fn, team)
     first, seconds = 0, 0.0
     if resume:
         progress = checkpoint.read_progress(out)
         checkpoint.load_state(out, model, optimizers)
         loader.load_state_dict(progress.loader)
         first, seconds = progress.step, progress.seconds
-    stepper = Stepper(model, optimizers, config, loss_fn, team)
+        stepper.guard.losses.extend(progress.losses)
     out.mkdir(parents=True, exist_ok=True)
-    with RunLog(out, config, first, seconds, team) as log, Prefetcher(loader) as batches:
+    meter, trace = Meter(config, team), out / "profile"
+    with (
+        RunLog(out, config, first, seconds, team) as log,
+        Prefetcher(loader) as batches,
+        profiled(trace, profile_steps if team.rank == 0 else 0) as profile_step,
+    ):
         for step in range(first, config.steps):
             if step >= config.qat_from * config.steps:
                 quantise.switch_on()
-            result = stepper(step, DeviceBatch.of(next(batches), config.device, team))
+            meter.start()
+            batch = next(batches)
+            result = stepper(step, DeviceBatch.of(batch, config.device, team))
+            meter.stop(batch)
+            profile_step()
             done = step + 1
-            log.step(done, result)
+            log.step(done, result, meter)
             is_last = done == config.steps
             if config.eval_every and (done % config.eval_every == 0 or is_last):
                 log.record(done, validate(model, config, loss_fn, team))
@@ -109,11 +128,13 @@ def _train(
                     seconds=log.seconds(),
                     loader=batches.state_dict(),
                     recipe=config.as_json(),
+                    losses=list(stepper.guard.losses),
                 )
                 checkpoint.save_state(out, model, optimizers, progress, team)
                 if team.rank == 0:
                     epochs = loader.epochs(progress.loader)
                     write_facts(out, facts_of(config, team.size, progress, epochs))
+                    draw_curve(read_metrics(out / METRICS_FILE), out / CURVE_FILE)
             if is_late and not is_last:
                 return None
     whole = model if team.size == 1 else whole_model(model, team)

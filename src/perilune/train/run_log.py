@@ -13,10 +13,13 @@ from tqdm import tqdm
 
 from perilune.core.whole_file import write_whole
 from perilune.train.config import TrainConfig
+from perilune.train.meter import Meter
 from perilune.train.step import StepResult
 from perilune.train.team import ALONE, Team
 
 METRICS_FILE = "metrics.jsonl"
+CLOCKED = ("seconds", "tokens_per_s", "tflops", "mfu")
+"""Keys whose values another run of the same recipe does not repeat."""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -54,16 +57,23 @@ class RunLog:
         )
         self._started = time.monotonic() - seconds
 
-    def step(self, step: int, result: StepResult) -> None:
-        """Counts a step; reads its values off the device only when they are written."""
+    def step(self, step: int, result: StepResult, meter: Meter) -> None:
+        """Counts a step; reads its values off the device only when they are written. A step that
+        was left out is always written."""
         self._bar.update()
-        if step % self._config.log_every and step != self._config.steps:
+        is_due = step % self._config.log_every == 0 or step == self._config.steps
+        if not is_due and result.spike is None:
             return
         values = {name: float(value) for name, value in result.scalars().items()}
-        self._bar.set_postfix(loss=f"{values['loss']:.3f}")
-        self.record(step, {**values, "seconds": round(self.seconds(), 2)})
+        rates = meter.read()
+        shown = {"loss": f"{values['loss']:.3f}", "tok/s": f"{rates['tokens_per_s']:,.0f}"}
+        if "mfu" in rates:
+            shown["MFU"] = f"{rates['mfu']:.1%}"
+        self._bar.set_postfix(shown)
+        spike = {} if result.spike is None else {"spike": result.spike}
+        self.record(step, {**values, **spike, "seconds": round(self.seconds(), 2), **rates})
 
-    def record(self, step: int, values: Mapping[str, float]) -> None:
+    def record(self, step: int, values: Mapping[str, float | str]) -> None:
         self._file.write(_line({"step": step, **values}))
         self._file.flush()
 

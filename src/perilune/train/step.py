@@ -1,15 +1,15 @@
 """One training step: forward, backward, clip, update, clip logits, balance.
 
-Legend: B rows, L tokens of a row.
+Legend: B rows, L tokens of a row, P parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from perilune.core.errors import PeriluneError
 from perilune.kernels.common.packing import Packing
@@ -20,9 +20,11 @@ from perilune.train.balance.balancing import Balancing
 from perilune.train.balance.loads import LoadStats
 from perilune.train.config import TrainConfig
 from perilune.train.data import IGNORED, PADDING, Batch
+from perilune.train.diagnosis import first_non_finite
 from perilune.train.loss import head_loss
 from perilune.train.qk_clip import QKClip
 from perilune.train.schedule import lr_at
+from perilune.train.spikes import MOST, LossSpikeError, SpikeGuard, TypicalNorms
 from perilune.train.team import ALONE, Team
 from perilune.train.whole_blocks import own_part
 
@@ -59,18 +61,22 @@ class StepResult(NamedTuple):
     loads: LoadStats
     max_logit: Tensor | None = None
     """Of MLA's heads, before QK-Clip; None where nobody watches."""
+    spike: str | None = None
+    """Why the step was left out: the gradient that grew most. None: it was taken."""
 
     def scalars(self) -> dict[str, Tensor | float]:
         """Every value under the name that it is logged by."""
         values = self._asdict()
         loads = values.pop("loads")
+        del values["spike"]
         return {k: v for k, v in {**values, **loads._asdict()}.items() if v is not None}
 
 
-def total_norm(grads: Sequence[Tensor], team: Team = ALONE) -> Tensor:
-    """The norm of what all ranks hold, each a part of its own."""
-    norm = nn.utils.get_total_norm(grads)
-    return norm if team.size == 1 else team.sum(norm.square()).sqrt()
+class Norms(NamedTuple):
+    each_P: Tensor
+    """Of what this rank has of each gradient."""
+    total: Tensor
+    """Of all gradients of all ranks."""
 
 
 class NonFiniteError(PeriluneError):
@@ -106,9 +112,10 @@ class Stepper:
         team: Team = ALONE,
     ) -> None:
         self.model, self.optimizers, self.config = model, optimizers, config
-        self.loss_fn, self.team = loss_fn, team
+        self.optim, self.loss_fn, self.team = config.optim, loss_fn, team
+        self.guard, self.typical = SpikeGuard(config.spike_sigmas), TypicalNorms()
         layers = [module for module in model.modules() if isinstance(module, MLA)]
-        clip = config.optim.qk_clip
+        clip = self.optim.qk_clip
         self.qk_clip = QKClip(layers, clip, team.max) if clip else None
         self.balancing = Balancing(moe_layers(model), config.balance, team.sum)
 
@@ -117,17 +124,34 @@ class Stepper:
 
         Raises:
             NonFiniteError: before anything was updated.
+            LossSpikeError: the loss jumped up and stays there.
         """
         loss = self._forward_backward(batch)
-        grad_norm = self._clip(step, loss)
-        lr = lr_at(step, self.config.steps, self.config.optim)
+        norms = self._clip(step, loss, batch)
+        lr = lr_at(step, self.config.steps, self.optim)
+        # Whether the loss is finite was asked for already: the device has come this far.
+        is_spike = self.guard.sigmas > 0 and self.guard.is_spike(float(loss))
+        spike = self._spike(step, loss, norms.each_P) if is_spike else None
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            optimizer.step()
+            if not is_spike:
+                optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        if not is_spike:
+            self.typical.see(norms.each_P)
         max_logit = None if self.qk_clip is None else self.qk_clip.clip()
-        return StepResult(loss, grad_norm, lr, self.balancing.update(), max_logit)
+        return StepResult(loss, norms.total, lr, self.balancing.update(), max_logit, spike)
+
+    def _spike(self, step: int, loss: Tensor, norms_P: Tensor) -> str:
+        """What to say of a step that is left out; raises if too many were."""
+        grown = self.typical.grown_most(self.model, norms_P, self.team)
+        if self.guard.num_in_a_row > MOST:
+            raise LossSpikeError(
+                f"step {step}: the loss is {float(loss):.4g}, and has been above "
+                f"{self.guard.bound():.4g} for {MOST} steps; what grew most is the {grown}"
+            )
+        return grown
 
     def _forward_backward(self, batch: DeviceBatch) -> Tensor:
         """The mean loss of all ranks' batches; its gradients are where parameters have them."""
@@ -141,23 +165,26 @@ class Stepper:
             losses.append(loss.detach())
         return self.team.sum(torch.stack(losses).sum())
 
-    def _clip(self, step: int, loss: Tensor) -> Tensor:
+    def _clip(self, step: int, loss: Tensor, batch: DeviceBatch) -> Norms:
+        """Scales the gradients down; their norms before that."""
         # An own part shares its memory with the gradient that it is of.
         grads = [own_part(p.grad) for p in self.model.parameters() if p.grad is not None]
-        norm = total_norm(grads, self.team)
+        norms_P = torch.stack(torch._foreach_norm(grads))
+        norm = self._total(norms_P)
         # Clipping would spread the NaN of one gradient over all of them.
         if not torch.isfinite(norm + loss):
-            raise NonFiniteError(f"step {step}: {self._first_non_finite(loss)}")
-        torch._foreach_mul_(grads, (self.config.optim.max_grad_norm / (norm + 1e-6)).clamp(max=1))
-        return norm
+            where = first_non_finite(self.model, loss, lambda: self._forward(batch), self.team)
+            raise NonFiniteError(f"step {step}: {where}")
+        torch._foreach_mul_(grads, (self.optim.max_grad_norm / (norm + 1e-6)).clamp(max=1))
+        return Norms(norms_P, norm)
 
-    def _first_non_finite(self, loss: Tensor) -> str:
-        for name, p in self.model.named_parameters():
-            if not torch.isfinite(p).all():
-                return f"the weight {name} is not finite"
-        if not torch.isfinite(loss):
-            return f"the loss is {float(loss)}, although every weight is finite"
-        for name, p in self.model.named_parameters():
-            if p.grad is not None and not torch.isfinite(p.grad).all():
-                return f"the gradient of {name} is not finite"
-        return "the norm of the gradients overflows"
+    def _total(self, norms_P: Tensor) -> Tensor:
+        """Of all ranks, each of which has its own part of every gradient."""
+        norm = torch.linalg.vector_norm(norms_P)
+        return norm if self.team.size == 1 else self.team.sum(norm.square()).sqrt()
+
+    def _forward(self, batch: DeviceBatch) -> None:
+        """Once more, layer by layer: a compiled loss has no layers."""
+        loss_fn = batch_loss if self.team.size == 1 else self.loss_fn
+        for part in batch.parts(self.config.micro_batches):
+            loss_fn(self.model, part)

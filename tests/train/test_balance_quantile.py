@@ -125,3 +125,19 @@ def test_a_skewed_router_is_balanced_within_a_few_steps(num_experts, num_active,
         bias = quantile_bias(tally.count_EB, bias, num_active)
     assert violations[0] > 1
     assert max(violations[4:]) < below
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ([0, 4, 4, 0], 1 + 2 / 4),
+        ([1, 4, 3, 0], 1 + 1 / 4),
+        ([2, 6, 0, 0], 1.0),
+        ([8, 0, 0, 0], 2 / 8),
+        ([0, 0, 0, 8], 3 + 2 / 8),
+        ([1, 5, 0, 0], 1 + 0.5 / 5),  # a share of one and a half: reached with the second token
+    ],
+)
+def test_a_quantile_lies_inside_its_bin_as_far_as_its_share_is_reached_there(row, found):
+    count_EB = torch.tensor([row] * 4, dtype=torch.int32)
+    assert histogram_quantile(count_EB, 1).tolist() == pytest.approx([found] * 4)

@@ -174,6 +174,17 @@ def test_the_gradient_is_that_without_a_watch():
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+def test_a_compiled_layer_sees_the_same_logits():
+    mla = layer()
+    clip = QKClip([mla], 1e9)
+    mla(inputs(), PACKING, None)
+    expected = float(clip.clip())
+    call = torch.compile(mla, backend="aot_eager", dynamic=False, fullgraph=True)
+    call(inputs(), PACKING, None).sum().backward()
+    torch.compiler.reset()
+    assert float(clip.clip()) == pytest.approx(expected)
+
+
 def test_ranks_clip_by_the_largest_of_all():
     mla, x = layer(), inputs()
     clip = QKClip([mla], 2.0, largest=lambda logits: torch.full_like(logits, 8.0))

@@ -42,7 +42,7 @@ class Balancing:
         ]
         for gate, balancer in zip(self.gates, self.balancers, strict=True):
             gate.balancer = balancer.train(gate.training)
-        device = layers[0].gate.weight.device if layers else None
+        device = self.gates[0].weight.device if self.gates else None
         self.num_tokens = torch.zeros(1, dtype=torch.int32, device=device)
 
     @contextmanager
@@ -52,7 +52,8 @@ class Balancing:
         `share` is the weight of the micro-batch in the step's loss; the auxiliary loss takes it
         too.
         """
-        self.num_tokens += is_counted_T.sum(dtype=torch.int32)
+        if self.gates:
+            self.num_tokens += is_counted_T.sum(dtype=torch.int32)
         for balancer in self.balancers:
             balancer.is_counted_T, balancer.share = is_counted_T, share
             balancer.is_counting = True

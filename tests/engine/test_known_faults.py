@@ -218,6 +218,50 @@ def test_e10_a_nan_stays_in_its_request(model: LanguageModel) -> None:
         bench.run(ids_of(model, 70), ids_of(model, 60, seed + 2))
 
 
+def test_e10_what_others_have_left_is_kept(model: LanguageModel) -> None:
+    """Of a system prompt, of a conversation beside the broken one; not of what came of it."""
+    bench = Bench(model)
+    shared = ids_of(model, 80)
+    other = shared + ids_of(model, 20, 1)
+    bench.run(other)
+    bench.run(shared + ids_of(model, 20, 2))
+    prompt = shared + ids_of(model, 30, 3)
+    bad = bench.open(prompt, 8)
+    bench.step()
+    assert bad.num_cached == 80
+    child = prompt + ids_of(model, 10, 4)
+    bench.open(child, 1)
+    bench.step()
+    cache = bench.memory.cache
+    assert cache is not None
+    assert bad.held is not None
+    assert cache.peek([*child, 0]) == len(child)
+    bench.pools.state_LSHKV[:, bad.held.slot] = torch.nan
+    bench.step()
+    assert bad.finish_reason == "error"
+    assert cache.peek([*other, 0]) == len(other) - 1
+    assert cache.peek([*child, 0]) == cache.peek([*prompt, 0]) == 80
+    bench.run(prompt, child, other)
+
+
+def test_e10_a_broken_state_in_the_cache_is_met_once(model: LanguageModel) -> None:
+    """Nothing tells it from others before somebody has begun with it."""
+    bench = Bench(model)
+    prompt = ids_of(model, 80)
+    bench.run(prompt)
+    cache = bench.memory.cache
+    assert cache is not None
+    hit = cache.lookup(prompt)
+    assert hit.slot is not None
+    bench.pools.state_LSHKV[:, hit.slot] = torch.nan
+    cache.drop(hit)
+    bad = bench.open(prompt, 4)
+    bench.step()
+    assert (bad.num_cached, bad.finish_reason) == (79, "error")
+    bench.run(prompt)
+    assert [*bench.cached.values()][-1] == 0
+
+
 def _rest(bench: Bench, sequence: TokenSequence) -> list[float]:
     found = []
     while bench.core.scheduler.has_work:

@@ -23,9 +23,11 @@ COST = CostModel(token_flops=1e6, pair_flops=10.0, row_bytes=8, state_bytes=64)
 
 
 class Bench:
-    def __init__(self, info: EngineInfo, request_of: RequestOf, *, pages: int = 200) -> None:
+    def __init__(
+        self, info: EngineInfo, request_of: RequestOf, *, pages: int = 200, budget: int = 256
+    ) -> None:
         self.model = FakeModel(info.vocab_size, page_len=4)
-        self.core = EngineCore(self.model, room=Room(pages, 30), cost=COST)
+        self.core = EngineCore(self.model, room=Room(pages, 30), cost=COST, prefill_budget=budget)
         self._info, self._request_of = info, request_of
 
     def add(self, prompt: list[int], max_tokens: int = 1, **fields: Any) -> TokenSequence:
@@ -146,10 +148,63 @@ def test_a_sequence_learns_what_it_has_written_and_read(bench: Bench) -> None:
     first = bench.add([*range(30)], 6)
     bench.run()
     # Of the answer, the last token is never fed.
-    assert (first.num_cached, first.num_written) == (0, 35)
+    assert (first.num_cached, first.written.num_tokens) == (0, 35)
     again = bench.add([*range(30), *first.generated_ids, 40], 3)
     bench.run()
-    assert (again.num_cached, again.num_written) == (35, 2 + 2)
+    assert (again.num_cached, again.written.num_tokens) == (35, 2 + 2)
+
+
+def test_a_prompt_that_was_given_up_goes_on_where_it_was(
+    info: EngineInfo, request_of: RequestOf
+) -> None:
+    """A client that has waited too long asks again."""
+    bench = Bench(info, request_of, budget=8)
+    first = bench.add([*range(30)])
+    bench.core.step()
+    bench.core.step()
+    bench.core.abort(first)
+    again = bench.add([*range(30)])
+    assert bench.run() == 30 - 16
+    assert again.num_cached == 16
+    assert again.generated_ids == bench.model.continuation([*range(30)], 1)
+
+
+def test_an_answer_that_was_given_up_is_part_of_what_the_next_turn_finds(bench: Bench) -> None:
+    """As far as it had been fed."""
+    prompt = [*range(30)]
+    first = bench.add(prompt, 30)
+    for _ in range(5):
+        bench.core.step()
+    bench.core.abort(first)
+    again = bench.add([*prompt, *first.generated_ids, 40])
+    assert bench.run() == 1 + 1
+    assert again.num_cached == 30 + 4
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+def test_what_is_given_up_while_the_model_runs_is_kept_behind_the_step(
+    bench: Bench, num_steps: int
+) -> None:
+    """Its slot and pages are nobody else's before."""
+    prompt = [*range(30)]
+    first = bench.add(prompt, 30)
+    for _ in range(num_steps):
+        bench.core.step()
+
+    def abort(_: object) -> None:
+        bench.model.on_call = lambda _: None
+        bench.core.abort(first)
+        assert not bench.core.scheduler.has_work
+        assert first.held is not None
+
+    bench.model.on_call = abort
+    assert bench.core.step() == []
+    assert first.held is None
+    assert first.finish_reason == "abort"
+    text = prompt + bench.model.continuation(prompt, num_steps)
+    again = bench.add([*text, 40])
+    bench.run()
+    assert again.num_cached == len(text)
 
 
 def test_fifty_turns_compute_their_new_tokens(info: EngineInfo, request_of: RequestOf) -> None:

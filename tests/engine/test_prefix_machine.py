@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,7 @@ from perilune.engine.hit import Held, Hit
 from perilune.engine.off_card import OffCard
 from perilune.engine.pages import PagePool
 from perilune.engine.prefix_cache import PrefixCache
+from perilune.engine.prefix_use import Written
 from perilune.engine.slots import SlotPool
 
 P = 4
@@ -63,6 +64,7 @@ class Sequence:
     table: list[int]
     slot: int
     num_computed: int
+    written: Written = field(default_factory=Written)
 
 
 @dataclass(eq=False)
@@ -224,6 +226,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def note_published(self, sequence: Sequence, count: int, slot: int) -> None:
         prefix, free = tuple(sequence.tokens[:count]), self.slots.num_free
         published = self.cache.publish(sequence.tokens, count, sequence.table, slot)
+        sequence.written.note(count, published)
         assert published.kept_state == (prefix not in self.cached)
         assert self.slots.num_free == free + (not published.kept_state)
         self.cached.add(prefix)
@@ -393,6 +396,23 @@ class OffCardMachine(PrefixMachine):
         assert not list(self.folder.glob("run-*"))
 
 
+class ForgettingMachine(OffCardMachine):
+    """What some have written has to go."""
+
+    @rule(sequence=PrefixMachine.sequences)
+    def forget(self, sequence: Sequence) -> None:
+        """What it has written may be broken."""
+        tokens, written = tuple(sequence.tokens), sequence.written
+        self.cache.forget(tokens, written.first_row, written.states)
+        gone = {tokens[:count] for count in written.states}
+        left = {prefix for prefix in self.cached if not self.is_found(prefix)}
+        assert gone & self.cached <= left
+        rows = None if written.first_row is None else tokens[: written.first_row + 1]
+        assert all(prefix[: len(rows or ())] == rows for prefix in left - gone)
+        self.cached -= left
+        self.pins = [pin for pin in self.pins if pin.tokens not in left]
+
+
 QUICK = settings(
     max_examples=60,
     stateful_step_count=40,
@@ -403,6 +423,8 @@ TestOnCard = PrefixMachine.TestCase
 TestOnCard.settings = QUICK
 TestOffCard = OffCardMachine.TestCase
 TestOffCard.settings = QUICK
+TestForgetting = ForgettingMachine.TestCase
+TestForgetting.settings = QUICK
 
 
 class OneTokenTooMany(PrefixMachine):

@@ -84,7 +84,7 @@ class StepMachine(RuleBasedStateMachine):
     @rule(sequence=consumes(sequences))
     def abort(self, sequence: TokenSequence) -> None:
         self.core.abort(sequence)
-        assert sequence.held is None
+        assert sequence.held is None or sequence.num_in_flight
         self._leave(sequence)
 
     @rule()

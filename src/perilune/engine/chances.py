@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-Reason = Literal["end", "answer", "mark", "branch", "aligned", "interval"]
-"""The end of a prompt or of an answer; where the request's author expects others to go on; a second
-sighting; the last multiple of a grid before the prompt's end; a multiple of the interval."""
+Reason = Literal["end", "answer", "abort", "mark", "branch", "aligned", "interval"]
+"""The end of a prompt or of an answer; where a request was given up; where its author expects that
+others go on; a second sighting; the last multiple of a grid before the prompt's end; a multiple of
+the interval."""
 
 
 class Chances:

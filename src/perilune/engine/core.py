@@ -122,9 +122,9 @@ class EngineCore:
             self._changed.notify_all()
 
     def abort(self, sequence: TokenSequence) -> None:
-        """Frees an open sequence at once; none of its tokens is fed to a later step."""
+        """Ends an open sequence (`Scheduler.abort`): nobody hears of it any more."""
         with self._changed:
-            self.scheduler.remove(sequence, "abort")
+            self.scheduler.abort(sequence)
 
     def step(self) -> list[Emitted]:
         """Reads one step's tokens, of the step in flight or of one that it launches; nothing
@@ -254,6 +254,6 @@ def _event(sequence: TokenSequence, token: Sampled, reason: FinishReason | None)
         logprob=token.logprob,
         finish_reason=reason,
         cached_tokens=sequence.num_cached,
-        written_tokens=sequence.num_written,
+        written_tokens=sequence.written.num_tokens,
         pinned_tokens=sequence.num_pinned,
     )

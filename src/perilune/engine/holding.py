@@ -23,6 +23,10 @@ class Holding:
     slot: int
     pages: array[int]
     """In the order of the sequence's tokens, 32 bits each: copied at memory speed."""
+    num_known: int
+    """Tokens of the sequence when it was given this."""
+    num_cached: int
+    """Those of them that the prefix cache had."""
     cuts: list[Cut] = field(default_factory=list)
     """Where states are to be kept, rising."""
     checkpoints: list[Checkpoint] = field(default_factory=list)

@@ -12,6 +12,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from perilune.engine.cache_tiers import Tiers
+from perilune.engine.chances import Reason
 from perilune.engine.cost_model import CostModel
 from perilune.engine.errors import PoolFullError
 from perilune.engine.hit import Hit
@@ -102,7 +103,12 @@ class PooledMemory:
                 self.cache.drop(hit)
             return Started.NO_ROOM
         [slot] = self.slots.allocate(1)
-        held = sequence.held = Holding(slot=slot, pages=array("i", hit.pages))
+        held = sequence.held = Holding(
+            slot=slot,
+            pages=array("i", hit.pages),
+            num_known=sequence.num_tokens,
+            num_cached=hit.num_tokens,
+        )
         if self.cache is not None:
             self._take_over(hit, held)
             sequence.num_computed = hit.num_tokens
@@ -114,15 +120,16 @@ class PooledMemory:
         """None: more is cached off the card, and is being read; ask again in a later step."""
         if self.cache is None:
             return Hit()
+        if self.restoring is sequence:
+            self.restoring = None
         tokens = sequence.ids(sequence.num_tokens)
         hit = self.cache.lookup(tokens)
         deeper = hit.deeper
         if deeper is None or deeper.num_tokens - hit.num_tokens < self.retention.min_gap:
             return hit
-        if self.restoring not in (None, sequence):
+        if self.restoring is not None:
             self.cache.drop(hit)
             return None
-        self.restoring = None
         # A page that the prefix ends inside of is there twice afterwards.
         wanted = self.num_pages(sequence.num_tokens) - len(hit.pages) + num_reserved + 1
         if not self._make_room(wanted, deeper.num_slots + 1):
@@ -182,7 +189,7 @@ class PooledMemory:
             tokens = sequence.ids(held.checkpoints[-1].cut.num_tokens)
             for cut, slot in held.checkpoints:
                 new = self.cache.publish(tokens, cut.num_tokens, held.pages, slot, cut.reason)
-                sequence.num_written += new.num_new_tokens
+                sequence.written.note(cut.num_tokens, new)
             held.checkpoints = []
 
     def pin(self, sequence: TokenSequence) -> None:
@@ -192,7 +199,7 @@ class PooledMemory:
             pinned = self.cache.pin(sequence.ids(sequence.prompt_len), request.pin_s)
             sequence.num_pinned = 0 if pinned is None else pinned.num_tokens
 
-    def keep(self, sequence: TokenSequence) -> None:
+    def keep(self, sequence: TokenSequence, reason: Reason = "answer") -> None:
         """Takes all back, but what it has computed stays cached: the sequence itself or a longer
         one can go on from there."""
         held, num_tokens = _held(sequence), sequence.num_computed
@@ -202,9 +209,20 @@ class PooledMemory:
         assert not held.checkpoints, "the step that leaves them has not ended"
         sequence.held = None
         tokens = sequence.ids(num_tokens)
-        new = self.cache.publish(tokens, num_tokens, held.pages, held.slot, "answer")
-        sequence.num_written += new.num_new_tokens
+        new = self.cache.publish(tokens, num_tokens, held.pages, held.slot, reason)
+        sequence.written.note(num_tokens, new)
         self.pages.release(held.pages)
+
+    def disown(self, sequence: TokenSequence) -> None:
+        """Takes all back after logits that were not finite, and what it has left in the cache, some
+        of which may be as broken. So may the state that it began with, if no token came of it."""
+        held, states = sequence.held, sequence.written.states
+        if held is not None and held.num_known == sequence.num_tokens:
+            states = states | {held.num_cached}
+        if self.cache is not None:
+            tokens = sequence.ids(sequence.num_tokens)
+            self.cache.forget(tokens, sequence.written.first_row, states)
+        self.release(sequence)
 
     def grow(self, sequence: TokenSequence, num_tokens: int) -> bool:
         """Gives pages for the first `num_tokens` tokens; False: they are not to be had."""

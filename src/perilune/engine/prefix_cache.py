@@ -22,9 +22,10 @@ Reuse of what a step writes begins with the next step, because `lookup` comes be
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from perilune.engine.cached_tree import CachedTree
 from perilune.engine.chances import Chances, Reason
@@ -206,6 +207,22 @@ class PrefixCache:
         for node in path:
             self._reclaimer.offer(node)
         return is_done
+
+    def forget(self, token_ids: TokenIds, first_row: int | None, states: Collection[int]) -> None:
+        """Drops what a sequence with these tokens has written, pinned or off the card too: the
+        states after so many tokens, and its rows from `first_row` on, with all that is behind them.
+        What the same tokens have of others stays."""
+        path = self._tree.walk(as_tokens(token_ids)).path
+        rows = [node for node in path if first_row is not None and node.start >= first_row]
+        for node in path:
+            if node.end in states:
+                node.pinned_until_s = -math.inf
+                self._tree.drop_state(node)
+        for node in rows[:1]:
+            self._tree.drop_below(node)
+        for node in reversed(path):
+            self._tree.prune(node)
+            self._reclaimer.offer(node)
 
     def clear(self) -> None:
         """Forgets everything, pinned or off the card too: the weights have changed, say."""

@@ -58,6 +58,8 @@ class Scheduler:
             )
         self.running: dict[TokenSequence, None] = {}
         self.waiting: dict[TokenSequence, None] = {}
+        self._leaving: dict[TokenSequence, None] = {}
+        """Aborted while steps are in flight that write their memory."""
         self.memory = memory
         self.num_preempted = 0
         """How often a sequence has lost its memory to an older one."""
@@ -281,60 +283,74 @@ class Scheduler:
         """Notes what the model has computed and, for a sampled chunk, the tokens: as many as its
         slot has moved on by if it was decoding.
 
-        Returns False for a sequence that has left in the meantime: it is left alone. A sequence
-        that ends here is removed.
+        Returns False for a sequence that has left in the meantime: its tokens are nobody's. A
+        sequence that ends here is removed.
         """
         sequence = chunk.sequence
-        if sequence not in self.running:
-            if any(token.token_id is None for token in sampled):
-                # It may have ended before this step, and left what the step has broken.
-                self.memory.forget()
-            return False
+        sequence.num_in_flight -= 1
+        is_open = sequence in self.running
+        if sampled and sampled[-1].token_id is None:
+            # It may have ended before this step, and left what the step has broken.
+            self.memory.disown(sequence)
+            self._leaving.pop(sequence, None)
+            if is_open:
+                self._leave(sequence, "error")
+        elif sequence.held is not None:
+            self._take(chunk, [t.token_id for t in sampled if t.token_id is not None])
+        return is_open
+
+    def _take(self, chunk: Chunk, token_ids: Sequence[int]) -> None:
+        sequence = chunk.sequence
         if chunk.is_decoding:
-            sequence.num_computed += len(sampled) - 1
-        elif not sampled or sampled[0].token_id is not None:
-            self.memory.publish(sequence)  # only prompts are cut
-        for token in sampled:
-            token_id = token.token_id
-            if token_id is None:
-                sequence.finish_reason = "error"
-            else:
-                if not sequence.generated_ids:
-                    self.memory.pin(sequence)
-                sequence.append(token_id)
-        if sequence.finish_reason is not None:
-            self._end(sequence, sequence.finish_reason)
-        return True
-
-    def _end(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        if reason == "error":
-            # Whatever it has left, some of it may be as broken.
-            self.memory.forget()
+            sequence.num_computed += len(token_ids) - 1
         else:
+            self.memory.publish(sequence)  # only prompts are cut
+        if sequence in self._leaving:
+            sequence.generated_ids += token_ids
+            if sequence.num_in_flight == 0:
+                del self._leaving[sequence]
+                self.memory.keep(sequence, "abort")
+            return
+        if token_ids and not sequence.generated_ids:
+            self.memory.pin(sequence)
+        for token_id in token_ids:
+            sequence.append(token_id)
+        if sequence.finish_reason is not None:
             self.memory.keep(sequence)
-        self.remove(sequence, reason)
+            self._leave(sequence, sequence.finish_reason)
 
-    def remove(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        """Ends a sequence, frees its memory and its place; one that is not open is left alone."""
+    def abort(self, sequence: TokenSequence) -> None:
+        """Ends a sequence and frees its place; one that is not open is left alone. What it has
+        computed stays cached: who asks again goes on from there. Its memory is free when the steps
+        in flight have been committed."""
         if sequence in self.waiting:
             del self.waiting[sequence]
+            sequence.finish_reason = "abort"
         elif sequence in self.running:
-            del self.running[sequence]
-            self.memory.release(sequence)
-            self._fill_places()
-        else:
-            return
-        self._may_start = True
+            if sequence.num_in_flight:
+                self._leaving[sequence] = None
+            elif sequence.held is not None:
+                self.memory.keep(sequence, "abort")
+            else:
+                self.memory.release(sequence)
+            self._leave(sequence, "abort")
+
+    def _leave(self, sequence: TokenSequence, reason: FinishReason) -> None:
+        del self.running[sequence]
         sequence.finish_reason = reason
+        self._may_start = True
+        self._fill_places()
 
     def clear(self, reason: FinishReason) -> Sequence[TokenSequence]:
         """Ends every open sequence and returns them, oldest first; nothing of them is kept."""
         ended = [*self.running, *self.waiting]
-        self.running.clear()
-        self.waiting.clear()
         for sequence in ended:
             sequence.finish_reason = reason
+        for sequence in (*ended, *self._leaving):
             self.memory.release(sequence)
+        self.running.clear()
+        self.waiting.clear()
+        self._leaving.clear()
         self.memory.forget()
         return ended
 
@@ -361,7 +377,8 @@ class Scheduler:
             assert s.num_computed == 0 or s.held is not None
             assert s.held is None or not s.held.checkpoints, "a state is left unpublished"
             assert len(s.generated_ids) < s.max_tokens
-        self.memory.check(self.running)
+        assert all(s.num_in_flight and s.finish_reason == "abort" for s in self._leaving)
+        self.memory.check([*self.running, *self._leaving])
 
     def _chunk(self, sequence: TokenSequence, count: int) -> Chunk:
         held = sequence.held
@@ -377,6 +394,7 @@ class Scheduler:
             is_decoding=sequence.is_decoding,
         )
         sequence.num_computed += count
+        sequence.num_in_flight += 1
         return chunk
 
     def _next_chunk(self, sequence: TokenSequence, source: int) -> Chunk:
@@ -385,6 +403,7 @@ class Scheduler:
         assert held is not None
         at = held.slot, held.pages, sequence.num_computed
         sequence.num_computed += 1
+        sequence.num_in_flight += 1
         return Chunk(sequence, [UNKNOWN], *at, (), True, True, source=source)
 
 

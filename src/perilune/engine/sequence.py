@@ -8,6 +8,7 @@ import numpy as np
 
 from perilune.core.types import FinishReason, TokenRequest
 from perilune.engine.holding import Holding
+from perilune.engine.prefix_use import Written
 from perilune.engine.sampling_state import SamplingState
 
 
@@ -33,8 +34,10 @@ class TokenSequence:
     """Prompt tokens that the engine's statistics count already."""
     num_cached: int = 0
     """Those of them that the prefix cache had."""
-    num_written: int = 0
-    """Tokens that it has added to the prefix cache."""
+    written: Written = field(default_factory=Written)
+    """What it has added to the prefix cache."""
+    num_in_flight: int = 0
+    """Steps that are planned and not committed."""
     num_pinned: int = 0
     """Prompt tokens that stay there for `request.pin_s`."""
     finish_reason: FinishReason | None = None

@@ -1,8 +1,8 @@
 """Random schedules until so many steps of the engine have run: `make test-schedules`.
 
-The machine of `memory_machine`, driven by plain random numbers: hypothesis finds and shrinks,
-and takes most of the time for that. Each machine has a number, from which it can be had again
-(`--first NUMBER --steps 1`). What all have been through is written as JSON.
+The machines of `memory_machine`, driven by plain random numbers: hypothesis finds and shrinks,
+and takes most of the time for that. Each has a number, from which it can be had again (`--first
+NUMBER --steps 1`); kinds take turns. What all have been through is written as JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
@@ -31,23 +32,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000, help="of the engine (%(default)s)")
     parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="(%(default)s)")
-    parser.add_argument("--kind", choices=KINDS, default="plain", help="(%(default)s)")
+    parser.add_argument("--kind", choices=KINDS, help="by default all of them")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="at most")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     args = parser.parse_args()
     logging.disable(logging.WARNING)  # damaged files are said there
-    counted, start_s = MemoryMachine.counted, time.monotonic()
+    kinds = {args.kind: KINDS[args.kind]} if args.kind else KINDS
+    for kind in kinds.values():
+        kind.counted = Counter()
+    start_s = time.monotonic()
     for number in count(args.first):
-        if counted["steps"] >= args.steps:
+        num_steps = sum(kind.counted["steps"] for kind in kinds.values())
+        took_s = time.monotonic() - start_s
+        if num_steps >= args.steps or took_s >= 60 * args.minutes:
             break
         if number % 500 == 0:
-            print(f"machine {number}, {counted['steps']} steps so far", flush=True)
+            print(f"machine {number}, {num_steps} steps so far", flush=True)
         try:
-            run(number, KINDS[args.kind])
+            run(number, [*kinds.values()][number % len(kinds)])
         except BaseException:
             print(f"machine {number} has failed", flush=True)
             raise
-    found = {"kind": args.kind, "first": args.first, **dict(sorted(counted.items()))}
-    found["seconds"] = round(time.monotonic() - start_s)
+    found = {
+        "first": args.first,
+        "steps": num_steps,
+        "seconds": round(took_s),
+        "kinds": {name: dict(sorted(kind.counted.items())) for name, kind in kinds.items()},
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found))

@@ -103,9 +103,11 @@ def test_logprobs_come_with_every_token(serve, request_of: RequestOf) -> None:
     asyncio.run(run())
 
 
-def test_closing_an_iterator_frees_its_sequence_while_the_model_runs(
+def test_closing_an_iterator_frees_its_place_while_the_model_runs(
     serve, request_of: RequestOf
 ) -> None:
+    """And its memory behind the step."""
+
     async def run() -> None:
         async with serve(max_running=1) as served:
             gate = served.hold(after=1)
@@ -115,14 +117,13 @@ def test_closing_an_iterator_frees_its_sequence_while_the_model_runs(
             [sequence] = served.core.scheduler.running
             held = weakref.ref(sequence.held.pages)
             await events.aclose()
-            stats = await served.settled(lambda stats: stats.num_running == 0)
-            assert stats.cache_bytes == 0
-            assert (sequence.finish_reason, sequence.held) == ("abort", None)
-            # The freed place serves at once; the step in flight leaves no trace.
+            await served.settled(lambda stats: stats.num_running == 0)
+            assert sequence.finish_reason == "abort"
+            # The freed place serves at once; of the step in flight nobody hears.
             gate.open()
             expected = served.model.continuation([2], 4)
             assert await served.token_ids(request_of([2], 4, sampling=GREEDY)) == expected
-            assert len(sequence.generated_ids) == 1
+            assert sequence.held is None
             assert served.engine.stats().generated_tokens_total == 1 + 4
             gc.collect()
             assert held() is None

@@ -26,7 +26,7 @@ from perilune.engine.runner import Runner
 from perilune.engine.sampler import Sampled
 from perilune.engine.scheduler import Scheduler
 from perilune.engine.sequence import TokenSequence
-from perilune.engine.speculation import NO_DRAFTS, Drafter, Drafts, Speculation
+from perilune.engine.speculation import Drafter, Speculation
 from perilune.engine.step_model import StepModel
 
 FEW_STATES = Retention(min_gap=16)
@@ -96,7 +96,7 @@ class EngineCore:
         self._runs_ahead = run_ahead and self._graphs is not None
         self._flight: Flight | None = None
         """The step that was launched ahead."""
-        self._speculation = None if drafter is None else Speculation(drafter)
+        self._speculation = Speculation(drafter)
         self._changed = threading.Condition()
         self._closed = False
         self._failure: str | None = None
@@ -134,15 +134,12 @@ class EngineCore:
         Raises whatever the model raises. The caches are then in an unknown state: `fail` has to
         follow.
         """
-        flight, self._flight = self._flight or self._launch_next(), None
+        flight = self._flight or self._launch_next()
         if flight is None:
             self.scheduler.memory.wait()
             return []
         self._flight = self._launch_ahead(flight.plan)
-        taken = flight.read()
-        if flight.plan.width:
-            self._runner.accept(flight, [len(tokens) for tokens in taken])
-        return self._commit(flight.plan, taken)
+        return self._commit(flight.plan, self._runner.read(flight))
 
     def fail(self, message: str) -> list[Emitted]:
         """Ends every open sequence with an `error` event that says `message`."""
@@ -176,40 +173,31 @@ class EngineCore:
                 num_waiting=len(self.scheduler.waiting),
                 prompt_tokens_total=self._prompt_tokens + memory.hit_tokens,
                 prefix_cache_hit_tokens_total=memory.hit_tokens,
-                drafted_tokens_total=speculation.num_drafted if speculation else 0,
-                accepted_tokens_total=speculation.num_accepted if speculation else 0,
+                drafted_tokens_total=speculation.num_drafted,
+                accepted_tokens_total=speculation.num_accepted,
                 preemptions_total=self.scheduler.num_preempted,
                 generated_tokens_total=self._generated_tokens,
                 cache_bytes=memory.used_bytes,
                 failure=self._failure,
             )
 
-    def _propose(self) -> Drafts:
-        if self._speculation is None:
-            return NO_DRAFTS
+    def _launch_next(self) -> Flight | None:
         with self._changed:
             decoding = self.scheduler.decoding
-        return self._speculation.propose(decoding)
-
-    def _schedule(self, drafts: Drafts) -> Plan:
+        drafts = self._speculation.propose(decoding)
         with self._changed:
-            return self.scheduler.schedule(drafts)
-
-    def _launch_next(self) -> Flight | None:
-        plan = self._schedule(self._propose())
+            plan = self.scheduler.schedule(drafts)
         return self._runner.launch(plan) if plan.chunks else None
 
     def _launch_ahead(self, plan: Plan) -> Flight | None:
         decoding = [chunk.sequence for chunk in plan.decoding]
-        speculation = self._speculation
-        if not self._runs_ahead or (speculation and not speculation.is_pausing(decoding)):
+        if not self._runs_ahead or not self._speculation.is_pausing(decoding):
             return None
         with self._changed:
             ahead = self.scheduler.ahead(plan)
         if ahead is None:
             return None
-        if speculation:
-            speculation.skip(decoding)
+        self._speculation.skip(decoding)
         return self._runner.launch(ahead)
 
     def _commit(self, plan: Plan, taken: Sequence[list[Sampled]]) -> list[Emitted]:
@@ -230,7 +218,7 @@ class EngineCore:
         for token in tokens:
             if token.token_id is not None:
                 self._generated_tokens += 1
-        if chunk.num_drafted and self._speculation is not None:
+        if chunk.num_drafted:
             self._speculation.note(sequence, chunk.num_drafted, len(tokens) - 1)
 
 

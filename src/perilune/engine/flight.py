@@ -25,7 +25,7 @@ class Results:
     logits_RV: Tensor | None = None
     """As `Plan.sampled` counts them; until the next step is launched."""
     verified: Any = None
-    """What `Runner.accept` needs of a step with drafts."""
+    """What `Runner.read` needs of a step with drafts."""
     token_B: Tensor | None = None
     """On the host: as `take_likeliest` tells them; None: they are still to be taken."""
 

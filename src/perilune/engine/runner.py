@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from perilune.engine.batch import Plan, pack, step_of
 from perilune.engine.decode_graphs import DecodeGraphs
 from perilune.engine.flight import Flight, Results
 from perilune.engine.lane import Lane
+from perilune.engine.sampler import Sampled
 from perilune.engine.step_model import StepModel, StepPools
 
 
@@ -33,7 +32,7 @@ class Runner:
     def launch(self, plan: Plan) -> Flight:
         """Starts a step that is not empty. Slots and pages of all chunks hold their tokens
         afterwards, those of cuts their states; what is enqueued later sees that. In a plan with
-        drafts, slots of decoding chunks stay as they were until `accept`."""
+        drafts, slots of decoding chunks stay as they were until `read`."""
         if self._graphs is not None and not plan.prefilling and plan.width == 0:
             return self._graphs.launch(plan)
         results = Results()
@@ -50,10 +49,13 @@ class Runner:
         return Flight(plan, self._lane.mark(), results)
 
     @torch.inference_mode()
-    def accept(self, flight: Flight, num_kept: Sequence[int]) -> None:
-        """Says how many tokens of each decoding chunk of a plan with drafts count, once the step
-        has been read; those of other chunks, behind them, do not matter."""
-        verified, step = flight.results.verified
-        num_kept = num_kept[: len(flight.plan.decoding)]
-        keep_N = torch.tensor(num_kept, device=self._device)
-        self._lane.run(lambda: self._model.accept(verified, self._pools, step, keep_N))
+    def read(self, flight: Flight) -> list[list[Sampled]]:
+        """Of each chunk, the tokens that count, when the step has ended. Of drafts, those are what
+        slots move on by."""
+        taken = flight.read()
+        if flight.plan.width:
+            verified, step = flight.results.verified
+            num_kept = [len(tokens) for tokens in taken[: len(flight.plan.decoding)]]
+            keep_N = torch.tensor(num_kept, device=self._device)
+            self._lane.run(lambda: self._model.accept(verified, self._pools, step, keep_N))
+        return taken

@@ -1,13 +1,9 @@
-"""Who runs in the next step: admission, chunked prefill, decoding together, the end.
+"""What the next step computes: chunked prefill, decoding together, the end.
 
-Every open sequence is either *running* (it has a place in the batch) or *waiting* for a place. A
-running sequence is given memory when its first tokens are computed: it computes its prompt in
-chunks, then decodes. What a chunk needs is there before it is planned. No tensor is touched here.
-
-The sequences of one request (several prompts, several choices) share its id. Requests take turns
-for places, those of one tenant with those of others, and none holds more than three quarters of
-them: many prompts do not starve one. A request of a higher priority comes before all that; between
-two steps it takes the places of later ones, which wait again, with what they had in the cache.
+Every open sequence is either *running* (it has one of the `places` in the batch) or *waiting* for
+one. A running sequence is given memory when its first tokens are computed: it computes its prompt
+in chunks, then decodes. What a chunk needs is there before it is planned. No tensor is touched
+here.
 
 Running sequences stand in order of priority, and of age where that is equal; *the oldest* is the
 first of them. Memory goes to the oldest. A decoding sequence that finds no page takes those of the
@@ -18,18 +14,17 @@ and none starts before one that had to be left out. So the oldest sequence alway
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
-from perilune.core.errors import ConfigError, OverloadedError
+from perilune.core.errors import ConfigError
 from perilune.core.types import FinishReason
 from perilune.engine.batch import Chunk, Plan
+from perilune.engine.places import Places
 from perilune.engine.pooled_memory import PooledMemory, Started
 from perilune.engine.sampler import Sampled
 from perilune.engine.sequence import TokenSequence
 from perilune.engine.speculation import NO_DRAFTS, Drafts
 
-RETRY_AFTER_S = 1.0
 UNKNOWN = 0
 """In the place of a token that only the device knows."""
 
@@ -56,19 +51,23 @@ class Scheduler:
                 "max_running and prefill_budget must be at least 1, max_waiting at least 0; got "
                 f"{max_running}, {prefill_budget} and {max_waiting}"
             )
-        self.running: dict[TokenSequence, None] = {}
-        self.waiting: dict[TokenSequence, None] = {}
+        self._places = Places(max_running, max_waiting)
         self._leaving: dict[TokenSequence, None] = {}
         """Aborted while steps are in flight that write their memory."""
         self.memory = memory
         self.num_preempted = 0
         """How often a sequence has lost its memory to an older one."""
-        self._max_running = max_running
-        self._max_per_request = max_running - max_running // 4
-        self._max_waiting = max_waiting
         self._prefill_budget = prefill_budget
         self._may_start = True
         """Whether a sequence that is not in the latest plan could be in another one by now."""
+
+    @property
+    def running(self) -> dict[TokenSequence, None]:
+        return self._places.running
+
+    @property
+    def waiting(self) -> dict[TokenSequence, None]:
+        return self._places.waiting
 
     @property
     def has_work(self) -> bool:
@@ -85,56 +84,8 @@ class Scheduler:
         # The token sampled last is never fed.
         room = self.memory.max_tokens - sequence.prompt_len + 1
         sequence.max_tokens = min(sequence.max_tokens, room)
-        self.waiting[sequence] = None
         self._may_start = True
-        self._fill_places()
-        if sequence in self.waiting and self._queue_len > self._max_waiting:
-            del self.waiting[sequence]
-            raise OverloadedError(
-                f"{len(self.running)} sequences run and {self._queue_len} wait already; "
-                f"come back in {RETRY_AFTER_S:g} s",
-                retry_after_s=RETRY_AFTER_S,
-            )
-
-    @property
-    def _queue_len(self) -> int:
-        return sum(not s.had_place for s in self.waiting)
-
-    def _fill_places(self) -> None:
-        while len(self.running) < self._max_running:
-            first = self._next_waiting()
-            if first is None:
-                return
-            del self.waiting[first]
-            first.had_place = True
-            running = sorted([*self.running, first], key=lambda s: s.request.priority)
-            self.running = dict.fromkeys(running)
-
-    def _next_waiting(self) -> TokenSequence | None:
-        """Of the highest priority; of these of the tenant, and then the request, that holds the
-        fewest places; of equals the one that waits the longest."""
-        of_tenant = Counter(s.request.tenant for s in self.running)
-        of_request = Counter(s.request.request_id for s in self.running)
-
-        def turn(sequence: TokenSequence) -> tuple[int, int, int]:
-            request = sequence.request
-            return request.priority, of_tenant[request.tenant], of_request[request.request_id]
-
-        may = (s for s in self.waiting if of_request[s.request.request_id] < self._max_per_request)
-        return min(may, key=turn, default=None)
-
-    def _displace(self) -> None:
-        """Gives places of running sequences to waiting ones of a higher priority."""
-        while len(self.running) == self._max_running:
-            first, last = self._next_waiting(), next(reversed(self.running))
-            if first is None or not _comes_before(first, last):
-                return
-            del self.running[last]
-            if last.held is not None:
-                self._preempt(last)
-            self.memory.release(last)
-            self.waiting = {last: None, **self.waiting}
-            self._fill_places()
+        self._places.add(sequence)
 
     @property
     def decoding(self) -> list[TokenSequence]:
@@ -149,7 +100,10 @@ class Scheduler:
         to the shortest ones, so that a short prompt need not sit behind a long one.
         """
         self.memory.poll()
-        self._displace()
+        while (displaced := self._places.displace()) is not None:
+            if displaced.held is not None:
+                self._preempt(displaced)
+            self.memory.release(displaced)
         decoding = [
             self._chunk(s, 1)
             for s in list(self.running)
@@ -196,10 +150,7 @@ class Scheduler:
     def _is_awaited(self, plan: Plan) -> bool:
         """Whether anybody who is not in `plan` could be in one that `schedule` makes."""
         planned = {chunk.sequence for chunk in plan.decoding}
-        if any(sequence not in planned for sequence in self.running):
-            return True
-        first, last = self._next_waiting(), next(reversed(self.running), None)
-        return first is not None and last is not None and _comes_before(first, last)
+        return self._places.is_displaced or any(s not in planned for s in self.running)
 
     def _has_pages(self, sequence: TokenSequence, count: int, *, may_take: bool) -> bool:
         """For the next `count` tokens, with `may_take` at the cost of younger sequences; False even
@@ -296,28 +247,32 @@ class Scheduler:
             if is_open:
                 self._leave(sequence, "error")
         elif sequence.held is not None:
-            self._take(chunk, [t.token_id for t in sampled if t.token_id is not None])
+            if chunk.is_decoding:
+                sequence.num_computed += len(sampled) - 1
+            else:
+                self.memory.publish(sequence)  # only prompts are cut
+            if is_open:
+                self._append(sequence, sampled)
+            else:
+                self._let_go(sequence, sampled)
         return is_open
 
-    def _take(self, chunk: Chunk, token_ids: Sequence[int]) -> None:
-        sequence = chunk.sequence
-        if chunk.is_decoding:
-            sequence.num_computed += len(token_ids) - 1
-        else:
-            self.memory.publish(sequence)  # only prompts are cut
-        if sequence in self._leaving:
-            sequence.generated_ids += token_ids
-            if sequence.num_in_flight == 0:
-                del self._leaving[sequence]
-                self.memory.keep(sequence, "abort")
-            return
-        if token_ids and not sequence.generated_ids:
-            self.memory.pin(sequence)
-        for token_id in token_ids:
-            sequence.append(token_id)
+    def _append(self, sequence: TokenSequence, sampled: Sequence[Sampled]) -> None:
+        for token in sampled:
+            assert token.token_id is not None
+            if not sequence.generated_ids:
+                self.memory.pin(sequence)
+            sequence.append(token.token_id)
         if sequence.finish_reason is not None:
             self.memory.keep(sequence)
             self._leave(sequence, sequence.finish_reason)
+
+    def _let_go(self, sequence: TokenSequence, sampled: Sequence[Sampled]) -> None:
+        """Of an aborted sequence, whose slot has seen these tokens or will."""
+        sequence.generated_ids += [t.token_id for t in sampled if t.token_id is not None]
+        if sequence.num_in_flight == 0:
+            del self._leaving[sequence]
+            self.memory.keep(sequence, "abort")
 
     def abort(self, sequence: TokenSequence) -> None:
         """Ends a sequence and frees its place; one that is not open is left alone. What it has
@@ -336,10 +291,9 @@ class Scheduler:
             self._leave(sequence, "abort")
 
     def _leave(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        del self.running[sequence]
-        sequence.finish_reason = reason
+        self._places.free(sequence)
         self._may_start = True
-        self._fill_places()
+        sequence.finish_reason = reason
 
     def clear(self, reason: FinishReason) -> Sequence[TokenSequence]:
         """Ends every open sequence and returns them, oldest first; nothing of them is kept."""
@@ -356,16 +310,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Asserts what must hold between two steps."""
-        assert len(self.running) <= self._max_running
-        assert self._queue_len <= self._max_waiting
-        priorities = [s.request.priority for s in self.running]
-        assert priorities == sorted(priorities)
-        held = Counter(s.request.request_id for s in self.running)
-        assert all(count <= self._max_per_request for count in held.values())
-        assert len(self.running) == self._max_running or all(
-            held[s.request.request_id] == self._max_per_request for s in self.waiting
-        ), "a place is left empty"
-        assert not self.running.keys() & self.waiting.keys()
+        self._places.check()
         for s in self.waiting:
             assert s.finish_reason is s.held is None
             assert s.num_computed == 0
@@ -405,10 +350,6 @@ class Scheduler:
         sequence.num_computed += 1
         sequence.num_in_flight += 1
         return Chunk(sequence, [UNKNOWN], *at, (), True, True, source=source)
-
-
-def _comes_before(one: TokenSequence, other: TokenSequence) -> bool:
-    return one.request.priority < other.request.priority
 
 
 def _drafted(chunk: Chunk, drafts: Drafts, width: int) -> Chunk:

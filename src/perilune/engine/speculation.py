@@ -88,7 +88,8 @@ class FirstOf:
 class Speculation:
     """Asks a drafter for as much as lately came true."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter | None) -> None:
+        """None: nothing is ever drafted."""
         self.num_drafted = 0
         self.num_accepted = 0
         self._drafter = drafter
@@ -96,6 +97,8 @@ class Speculation:
 
     def propose(self, decoding: Sequence[TokenSequence]) -> Drafts:
         """For a step in which these sequences decode."""
+        if self._drafter is None:
+            return NO_DRAFTS
         for ended in [s for s in self._widths if s.finish_reason is not None]:
             del self._widths[ended]
             self._drafter.forget(ended)
@@ -110,7 +113,7 @@ class Speculation:
 
     def is_pausing(self, decoding: Sequence[TokenSequence]) -> bool:
         """Whether a step in which these decode has no drafts, whatever they will have sampled."""
-        if _are_too_many(decoding):
+        if self._drafter is None or _are_too_many(decoding):
             return True
         return all(
             s.sampling.depends_on_output or ((width := self._widths.get(s)) and width.is_pausing)

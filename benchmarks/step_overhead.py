@@ -1,14 +1,14 @@
 """What a decode step costs the host, part by part and by batch size.
 
     python benchmarks/step_overhead.py [MODEL ...] [--batches 1,8,32,64] [--context N] [--steps N]
-                                       [--device cuda] [--plain | --in-turn] [--out FILE]
+                                       [--device cuda] [--plain | --in-turn] [--drawn] [--out FILE]
 
 MODEL is `none` (no model at all: the engine's own work), a preset with random weights (`tiny-k3`),
 or `k3-stack`: four layers of K3 at full width, three of KDA and one of MLA, with random weights and
-experts in MXFP4, for a GPU. All sequences are greedy and have CONTEXT tokens in their caches, which
-are random numbers. `--plain`: without graphs; `--in-turn`: with graphs, but no step is launched
-before the one before has been read. On a GPU, `device` is the time that the host waits, and the
-kernels' own time comes from a profiler in steps of their own.
+experts in MXFP4, for a GPU. All sequences are greedy, or with `--drawn` of temperature 1, and have
+CONTEXT tokens in their caches, which are random numbers. `--plain`: without graphs; `--in-turn`:
+with graphs, but no step is launched before the one before has been read. On a GPU, `device` is the
+time that the host waits, and the kernels' own time comes from a profiler in steps of their own.
 """
 
 from __future__ import annotations
@@ -161,6 +161,7 @@ class TimedHostLane(HostLane):
 class Mode(NamedTuple):
     graphs: bool
     run_ahead: bool
+    is_drawn: bool
 
 
 class Bench:
@@ -180,7 +181,7 @@ class Bench:
         vocab = VOCAB if isinstance(model, NoModel) else model.config.vocab_size
         num_pages = -(-(context + room_for) // PAGE)
         lane = GpuLane(device) if device.type == "cuda" else TimedHostLane(self.watch)
-        self.device = device
+        self.device, self.mode = device, mode
         self.core = EngineCore(
             model,
             room=Room(1 + batch * num_pages, batch),
@@ -212,7 +213,7 @@ class Bench:
             request_id=str(i),
             prompt_ids=tuple(ids[:-1]),
             max_tokens=room_for,
-            sampling=SamplingParams(temperature=0),
+            sampling=SamplingParams(temperature=float(self.mode.is_drawn), seed=i),
         )
         sequence = admit(request, info)
         self.core.add(sequence)
@@ -303,10 +304,11 @@ def main() -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--plain", action="store_true", help="without graphs")
     how.add_argument("--in-turn", action="store_true", help="no step before the one before is read")
+    parser.add_argument("--drawn", action="store_true", help="at temperature 1, not greedy")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
-    mode = Mode(not args.plain, not args.plain and not args.in_turn)
+    mode = Mode(not args.plain, not args.plain and not args.in_turn, args.drawn)
     rows = []
     for name in args.models:
         model = model_of(name, device)

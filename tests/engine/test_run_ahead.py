@@ -87,10 +87,11 @@ class Bench:
         return self.model.continuation(sequence.request.prompt_ids, count)
 
 
-def test_a_step_is_on_its_way_before_the_one_before_is_read() -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(seed=1)])
+def test_a_step_is_on_its_way_before_the_one_before_is_read(sampling: SamplingParams) -> None:
     lane = Notes()
     bench = Bench(lane=lane)
-    bench.open([1, 2], 5)
+    bench.open([1, 2], 5, sampling=sampling)
     lane.seen.clear()
     bench.step(5)
     # The prompt comes first; that the fifth token is the last one is known before it is.
@@ -101,7 +102,8 @@ def test_a_step_is_on_its_way_before_the_one_before_is_read() -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        SamplingParams(seed=1),
+        SamplingParams(seed=1, top_p=0.9),
+        SamplingParams(seed=1, logprobs=0),
         SamplingParams(temperature=0, logprobs=0),
         SamplingParams(temperature=0, frequency_penalty=0.5),
     ],
@@ -115,6 +117,29 @@ def test_what_has_to_be_known_first_is_waited_for(sampling: SamplingParams) -> N
     bench.step(5)
     waits = [f"wait {n}" for n in range(1, 6)]
     assert lane.seen == [each for wait in waits for each in ("run", wait)]
+
+
+def test_what_the_device_draws_is_what_the_host_would() -> None:
+    """Beside others, who come and go, and with logits that are not finite."""
+
+    class Broken(FakeModel):
+        def logits(self, ids: Sequence[int]) -> Tensor:
+            row_V = super().logits(ids)
+            return row_V * torch.nan if ids[0] == 5 and len(ids) == 6 else row_V
+
+    kinds = [SamplingParams(seed=n, temperature=t) for n, t in enumerate((0.3, 1.0, 40.0, 1e-60))]
+    kinds += [GREEDY, SamplingParams(seed=9, temperature=0.7)]
+    answers = []
+    for options in ({}, {"run_ahead": False}, {"graphs": False}):
+        bench = Bench(Broken(64, PAGE), max_running=4, **options)
+        opened = [
+            bench.open([n, n], 7 + 5 * n, sampling=kind) for n, kind in enumerate([*kinds, GREEDY])
+        ]
+        bench.finish()
+        assert opened[5].finish_reason == "error"
+        answers.append([bench.ids(sequence) for sequence in opened])
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][3] == bench.truth(opened[3], 22)
 
 
 def test_a_stop_token_is_part_of_what_the_next_turn_finds() -> None:

@@ -93,7 +93,7 @@ class EngineCore:
             capacity = Capacity(max_running, num_pages)
             self._graphs = new_graphs(model, memory.pools, capacity, place, lane)
         self._runner = Runner(model, memory.pools, place, lane, self._graphs)
-        self._runs_ahead = run_ahead and self._graphs is not None
+        self._runs_ahead = run_ahead
         self._flight: Flight | None = None
         """The step that was launched ahead."""
         self._speculation = Speculation(drafter)
@@ -191,10 +191,11 @@ class EngineCore:
 
     def _launch_ahead(self, plan: Plan) -> Flight | None:
         decoding = [chunk.sequence for chunk in plan.decoding]
-        if not self._runs_ahead or not self._speculation.is_pausing(decoding):
+        graphs = self._graphs
+        if graphs is None or not self._runs_ahead or not self._speculation.is_pausing(decoding):
             return None
         with self._changed:
-            ahead = self.scheduler.ahead(plan)
+            ahead = self.scheduler.ahead(plan, graphs.samples)
         if ahead is None:
             return None
         self._speculation.skip(decoding)

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from perilune.engine.batch import Chunk
 from perilune.engine.lane import Work
+from perilune.engine.sampler import temperature_of
 from perilune.model.step import NO_SLOT, Pages
 
-COLUMNS = 4
-"""Of int64 that travel: tokens, slots, rows, and where each token is to be found."""
+COLUMNS = 6
+"""Of 64 bits that travel: tokens, slots, rows, where each token is to be found; as fp64, by what
+temperature and random number the next one is drawn."""
 
 
 class DeviceBuffers:
@@ -29,7 +31,8 @@ class DeviceBuffers:
         bytes_ = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         columns = bytes_[:columns_bytes].view(torch.int64).view(-1, num_rows)
         narrow = bytes_[columns_bytes:].view(torch.int32)
-        self.sampled_N, _, self.slot_N, self.row_N, self.source_N = columns
+        self.sampled_N, _, self.slot_N, self.row_N, self.source_N, *drawn = columns
+        self.temperature_N, self.uniform_N = (column.view(torch.float64) for column in drawn)
         self.known_2N = columns[:2].view(-1)
         """Tokens that the step before has sampled, then those that came from the host."""
         self.length_N = narrow[:num_rows]
@@ -68,15 +71,23 @@ class HostBuffer:
         self.out_N = torch.zeros(num_rows, dtype=torch.int64, pin_memory=pinned)
         columns_bytes = 8 * COLUMNS * num_rows
         columns = self.bytes_[:columns_bytes].view(torch.int64).numpy().reshape(COLUMNS, -1)
-        self._id_N, self._slot_N, self._row_N, self._source_N = columns
+        self._id_N, self._slot_N, self._row_N, self._source_N, *drawn = columns
+        self._temperature_N, self._uniform_N = (column.view(np.float64) for column in drawn)
         narrow = self.bytes_[columns_bytes:].view(torch.int32).numpy()
         self._length_N, self._table = narrow[:num_rows], narrow[num_rows:]
         self.loaded = (0, 0, 0)
         """Rows, pages of each, and the bytes that hold them."""
         self.is_free: Work = _nothing
 
-    def fill(self, chunks: Sequence[Chunk], n: int, tables: PageTables) -> None:
-        """Inert rows behind `chunks`, `n` in all.
+    @property
+    def draws(self) -> bool:
+        """Whether a row is drawn."""
+        return bool(self._temperature_N[: self.loaded[0]].any())
+
+    def fill(
+        self, chunks: Sequence[Chunk], n: int, tables: PageTables, drawn: Sequence[int] = ()
+    ) -> None:
+        """Inert rows behind `chunks`, `n` in all. `drawn`: rows whose token the device draws.
 
         Raises:
             ValueError: two chunks have one slot, or one has none or too few pages.
@@ -99,6 +110,11 @@ class HostBuffer:
             column[count:n] = 0
         self._source_N[count:n] = of_host + count
         self._slot_N[count:n] = NO_SLOT
+        self._temperature_N[:n] = 0
+        for i in drawn:
+            sampling, is_ahead = chunks[i].sequence.sampling, chunks[i].source is not None
+            self._temperature_N[i] = temperature_of(sampling)
+            self._uniform_N[i] = sampling.uniform(int(is_ahead))
         np.copyto(self._table[: n * width].reshape(n, width), tables.table_NJ[:n, :width])
         num_bytes = 8 * COLUMNS * len(self._id_N) + 4 * (len(self._id_N) + n * width)
         self.loaded = n, width, num_bytes

@@ -2,8 +2,9 @@
 
 A replayed step costs the host some integers, one copy of them and one launch. The graph takes its
 tokens from the host or from what the step before has sampled, runs the model, and takes the
-likeliest token of every row; rows that want more have their logits. What a running step reads or
-writes is its own: there are two sets of host buffers, and whoever wants one that is in use waits.
+likeliest token of every row; behind it, rows of a temperature are drawn. Those that want more have
+their logits. What a running step reads or writes is its own: there are two sets of host buffers,
+and whoever wants one that is in use waits.
 
 Legend: N rows, V vocabulary.
 """
@@ -20,7 +21,8 @@ from perilune.engine.batch import Plan
 from perilune.engine.decode_buffers import DeviceBuffers, HostBuffer, PageTables
 from perilune.engine.flight import Flight, Results
 from perilune.engine.lane import Lane, Work
-from perilune.engine.sampler import take_likeliest
+from perilune.engine.sampler import draw, take_likeliest
+from perilune.engine.sampling_state import SamplingState
 from perilune.engine.step_model import StepModel, StepPools
 
 
@@ -71,11 +73,24 @@ class DecodeGraphs:
         count = len(plan.decoding)
         n = next(each for each in self._counts if each >= count)
         graph, buffer = self.graph(n), self._free_buffer()
-        buffer.fill(plan.decoding, n, self._tables)
+        on_host, drawn = [], []
+        for i, chunk in enumerate(plan.decoding):
+            state = chunk.sequence.sampling
+            if not self.samples(state):
+                on_host.append(i)
+            elif state.is_drawn:
+                drawn.append(i)
+        buffer.fill(plan.decoding, n, self._tables, drawn)
         done = self._enqueue(graph, buffer, count)
         assert self._logits_NV is not None
-        results = Results(logits_RV=self._logits_NV[:count], token_B=buffer.out_N[:count])
+        results = Results(
+            logits_RV=self._logits_NV[:count], token_B=buffer.out_N[:count], on_host=on_host
+        )
         return Flight(plan, done, results)
+
+    def samples(self, state: SamplingState) -> bool:
+        """Whether the device takes the tokens of such a sequence, without a word to the host."""
+        return state.is_plain
 
     def replay(self, n: int, width: int, integers: bytes) -> None:
         """Enqueues the step that another's `HostBuffer` was filled for."""
@@ -98,6 +113,11 @@ class DecodeGraphs:
     def _run(self, graph: Work, buffer: HostBuffer, count: int) -> None:
         self._device.take(buffer)
         graph()
+        if buffer.draws:
+            on, n = self._device, buffer.loaded[0]
+            assert self._logits_NV is not None
+            rows = (x[:n] for x in (on.temperature_N, on.uniform_N, on.sampled_N, on.out_N))
+            draw(self._logits_NV[:n], *rows)
         buffer.out_N[:count].copy_(self._device.out_N[:count], non_blocking=True)
 
     def graph(self, n: int) -> Work:

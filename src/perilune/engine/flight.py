@@ -5,6 +5,7 @@ Legend: R rows of logits, V vocabulary, B rows of a step that only decodes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -27,7 +28,9 @@ class Results:
     verified: Any = None
     """What `Runner.read` needs of a step with drafts."""
     token_B: Tensor | None = None
-    """On the host: as `take_likeliest` tells them; None: they are still to be taken."""
+    """On the host: -1 where none could be sampled; None: they are still to be sampled."""
+    on_host: Sequence[int] = ()
+    """Rows that are to be sampled all the same."""
 
 
 class Flight(NamedTuple):
@@ -44,7 +47,7 @@ class Flight(NamedTuple):
         assert logits_RV is not None
         if token_B is None:
             return _sample(self.plan, logits_RV)
-        return _read(self.plan, logits_RV, token_B)
+        return _read(self.plan, logits_RV, token_B, self.results.on_host)
 
 
 def _sample(plan: Plan, logits_RV: Tensor) -> list[list[Sampled]]:
@@ -59,14 +62,15 @@ def _sample(plan: Plan, logits_RV: Tensor) -> list[list[Sampled]]:
     ]
 
 
-def _read(plan: Plan, logits_BV: Tensor, token_B: Tensor) -> list[list[Sampled]]:
+def _read(
+    plan: Plan, logits_BV: Tensor, token_B: Tensor, on_host: Sequence[int]
+) -> list[list[Sampled]]:
     """Of a step in which each row has one token."""
     taken = [[_sampled(token_id)] for token_id in token_B.tolist()]
-    states = [chunk.sequence.sampling for chunk in plan.decoding]
-    rows = [i for i, state in enumerate(states) if not state.is_greedy]
-    if rows:
-        some_BV = logits_BV if len(rows) == len(states) else logits_BV[rows]
-        for i, each in zip(rows, sample(some_BV, [states[i] for i in rows]), strict=True):
+    if on_host:
+        states = [plan.decoding[i].sequence.sampling for i in on_host]
+        some_BV = logits_BV if len(states) == len(taken) else logits_BV[on_host]
+        for i, each in zip(on_host, sample(some_BV, states), strict=True):
             taken[i] = [each]
     return taken
 

@@ -53,7 +53,7 @@ def sample(
     # The maximum is finite exactly when no logit is NaN or +inf and not all are -inf.
     finite = best.values.isfinite().tolist()
     faults = {i: NOT_FINITE for i, is_finite in enumerate(finite) if not is_finite} | faults
-    drawn = [i for i, s in enumerate(states) if i not in faults and s.params.temperature > 0]
+    drawn = [i for i, s in enumerate(states) if i not in faults and s.is_drawn]
     if drawn:
         uniforms = [states[i].uniform(0 if ahead is None else ahead[i]) for i in drawn]
         tokens = _draw(shaped_BV, best.values, drawn, states, uniforms)
@@ -68,11 +68,29 @@ def sample(
 
 
 def take_likeliest(logits_BV: Tensor, token_B: Tensor, told_B: Tensor) -> None:
-    """As `sample` for rows that are `SamplingState.is_greedy`, without a word to the host. `told_B`
-    gets -1 where no token could be sampled, and `token_B` some token of the vocabulary."""
+    """As `sample` for rows that are `SamplingState.is_plain` and not drawn, without a word to the
+    host. `told_B` gets -1 where no token could be sampled, and `token_B` some token."""
     best = logits_BV.max(dim=-1)
     token_B.copy_(best.indices)
     told_B.copy_(best.indices.masked_fill(~best.values.isfinite(), -1))
+
+
+def draw(
+    logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, token_B: Tensor, told_B: Tensor
+) -> None:
+    """Behind `take_likeliest`, for rows of a temperature other than 0, which are plain, too. Both
+    are fp64, the temperatures as `temperature_of` has them."""
+    best_B = logits_BV.amax(dim=-1)
+    is_drawn_B = (temperature_B > 0) & best_B.isfinite()
+    divisor_B1 = torch.where(is_drawn_B, temperature_B, 1.0).float()[:, None]
+    drawn_B = _first_beyond((logits_BV - best_B[:, None]) / divisor_B1, uniform_B)
+    for tokens_B in (token_B, told_B):
+        tokens_B.copy_(torch.where(is_drawn_B, drawn_B, tokens_B))
+
+
+def temperature_of(state: SamplingState) -> float:
+    """fp32 cannot hold every positive double; at its ends the result is the limit already."""
+    return min(max(state.params.temperature, _FP32.tiny), _FP32.max)
 
 
 def _shaped(logits_BV: Tensor, states: Sequence[SamplingState]) -> Tensor:
@@ -93,8 +111,7 @@ def _draw(
     uniforms: Sequence[float],
 ) -> list[int]:
     chosen = [states[i] for i in rows]
-    # fp32 cannot hold every positive double; at its ends the result is the limit already.
-    temperatures = [min(max(s.params.temperature, _FP32.tiny), _FP32.max) for s in chosen]
+    temperatures = [temperature_of(state) for state in chosen]
     device = shaped_BV.device
     if len(rows) < len(states):
         shaped_BV, best_B = shaped_BV[rows], best_B[rows]
@@ -102,11 +119,16 @@ def _draw(
     for r, state in enumerate(chosen):
         if is_filtering(state.params):
             scaled_RV[r].masked_fill_(removed_tokens(scaled_RV[r], state.params), -torch.inf)
+    uniform_R = torch.tensor(uniforms, dtype=torch.float64, device=device)
+    return _first_beyond(scaled_RV, uniform_R).tolist()
+
+
+def _first_beyond(scaled_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """Tokens [R]. Writes over the logits."""
     # In fp64 the sum of a large vocabulary loses no unlikely token.
     sums_RV = scaled_RV.exp_().cumsum(dim=-1, dtype=torch.float64)
-    uniform_R = torch.tensor(uniforms, dtype=torch.float64, device=device)
     target_R1 = (uniform_R * sums_RV[:, -1])[:, None]
-    return torch.searchsorted(sums_RV, target_R1, right=True)[:, 0].tolist()
+    return torch.searchsorted(sums_RV, target_R1, right=True)[:, 0]
 
 
 def _logprob(logits_V: Tensor, token_id: int, num_top: int | None) -> TokenLogprob | None:

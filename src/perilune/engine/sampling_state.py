@@ -12,6 +12,7 @@ from torch import Tensor
 
 from perilune.core.types import SamplingParams
 from perilune.engine.grammar_state import GrammarState
+from perilune.engine.likeliest import is_filtering
 from perilune.engine.randomness import draw_seed, uniform
 
 
@@ -29,16 +30,17 @@ class SamplingState:
         self.seed = draw_seed() if params.seed is None else params.seed
         self.num_drawn = 0
         """Generated tokens so far; numbers the random draws."""
+        self.is_drawn = params.temperature > 0
         self._has_bias = bool(params.logit_bias)
         self._has_counts = params.presence_penalty != 0 or params.frequency_penalty != 0
         self._has_repetition = params.repetition_penalty != 1
-        self.is_greedy = (
-            params.temperature == 0
-            and params.logprobs is None
+        self.is_plain = (
+            params.logprobs is None
             and grammar is None
             and not self.is_shaping
+            and not (self.is_drawn and is_filtering(params))
         )
-        """The model's likeliest token is the next one, and nothing else is asked."""
+        """The next token is the likeliest one, or drawn from all, and nothing else is asked."""
         self._prompt_ids = prompt_ids
         self._new_ids: list[int] = []
         """Generated tokens that the counts do not hold yet."""

@@ -14,7 +14,7 @@ and none starts before one that had to be left out. So the oldest sequence alway
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from perilune.core.errors import ConfigError
 from perilune.core.types import FinishReason
@@ -22,6 +22,7 @@ from perilune.engine.batch import Chunk, Plan
 from perilune.engine.places import Places
 from perilune.engine.pooled_memory import PooledMemory, Started
 from perilune.engine.sampler import Sampled
+from perilune.engine.sampling_state import SamplingState
 from perilune.engine.sequence import TokenSequence
 from perilune.engine.speculation import NO_DRAFTS, Drafts
 
@@ -121,15 +122,15 @@ class Scheduler:
         self._may_start = bool(prompts) or self.memory.restoring is not None
         return Plan(decoding, prompts, width)
 
-    def ahead(self, plan: Plan) -> Plan | None:
+    def ahead(self, plan: Plan, is_sampled: Callable[[SamplingState], bool]) -> Plan | None:
         """The step behind `plan`, which has been launched but is not committed: everybody who got a
         token there decodes it, without its being known here. A sequence for which it turns out to
         have been the last one is in vain in this step; what it leaves is the state after all of its
         tokens.
 
         None: `plan` has to be committed first. A prompt is to be computed or is under way, drafts
-        are verified, memory is short, or a token has to be known before the next one can be sampled
-        (all but the likeliest are drawn, shaped or held to a grammar on the host).
+        are verified, memory is short, or a token is one that the host samples: `is_sampled` says
+        whose the device does.
         """
         if plan.prefilling or plan.width or (self._may_start and self._is_awaited(plan)):
             return None
@@ -139,7 +140,7 @@ class Scheduler:
             sequence = chunk.sequence
             if sequence not in self.running or sequence.ends_next:
                 continue
-            if not sequence.sampling.is_greedy:
+            if not is_sampled(sequence.sampling):
                 return None
             if not self.memory.grow(sequence, sequence.num_computed + 1):
                 return None

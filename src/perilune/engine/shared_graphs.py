@@ -9,6 +9,7 @@ from perilune.engine.decode_graphs import Capacity, DecodeGraphs
 from perilune.engine.lane import Lane, Work
 from perilune.engine.leader import SharedModel, SharedPools, all_or_none
 from perilune.engine.rank_wire import Capture, NewGraphs, Replay
+from perilune.engine.sampling_state import SamplingState
 
 
 class SharedGraphs(DecodeGraphs):
@@ -26,6 +27,10 @@ class SharedGraphs(DecodeGraphs):
         with all_or_none():
             self._others.tell(NewGraphs(*capacity))
             super().__init__(model, pools, capacity, device, lane)
+
+    def samples(self, state: SamplingState) -> bool:
+        """Sums of probabilities may differ in their last bit from rank to rank: none is drawn."""
+        return state.is_plain and not state.is_drawn
 
     def graph(self, n: int) -> Work:
         with all_or_none():

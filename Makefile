@@ -23,7 +23,7 @@ test: $(VENV)/.dev               ## run every test (ARGS="tests/text -x" for som
 
 test-gpu: $(VENV)/.dev           ## check every op on the GPU (ARGS="kda_chunk" for one)
 	$(BIN)/perilune kernels check --tier gpu --jobs $(JOBS) $(ARGS)
-	$(if $(ARGS),,$(BIN)/python tests/gpu/decode_faults.py --jobs $(JOBS))
+	$(if $(ARGS),,$(BIN)/python tests/gpu/cuda_faults.py --jobs $(JOBS))
 	$(if $(ARGS),,$(BIN)/python tests/gpu/nano.py --out runs/gpu/nano.json)
 
 test-gpus: $(VENV)/.dev          ## check a model and K3's layers shared by two GPUs (ARGS="--ranks 4")

@@ -1,6 +1,7 @@
 """Triton decides when it is imported whether it compiles or interprets; here it interprets.
 
-Modules of this folder that ops name by their path are found under their plain names.
+Modules of this folder that ops name by their path are found under their plain names, and so are
+those with faults that are planted on a GPU.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from perilune.kernels.testing import use_interpreter
 
 use_interpreter()
 HERE = ("toy_op", "toy_triton", "peer_stand_ins", "plugin_packages", "triton_faults")
-for name in (*HERE, "decode_programs"):
-    found = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+ON_GPU = ("planting", "decode_faults", "products_faults", "cuda_faults")
+PLACES = {name: Path(__file__).parent for name in (*HERE, "decode_programs")}
+PLACES |= dict.fromkeys(ON_GPU, Path(__file__).parents[1] / "gpu")
+for name, folder in PLACES.items():
+    found = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     sys.modules[name] = importlib.util.module_from_spec(found)
     found.loader.exec_module(sys.modules[name])
 

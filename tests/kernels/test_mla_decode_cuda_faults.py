@@ -1,16 +1,14 @@
-"""Faults of MLA decode in CUDA C++ that a GPU has to find: each still stands in the source once.
+"""Faults of MLA decode in CUDA C++ that change only what programs do with certain inputs.
 
-Some change only what the programs do with certain inputs. What they would make of the op's cases
-is computed here: far out of bound with the fault, and right without.
+What they would make of the op's cases is computed here: far out of bound with the fault, and right
+without.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from functools import cache
-from pathlib import Path
 
+import decode_faults as faults
 import pytest
 import torch
 from decode_programs import FAR, decoded
@@ -20,56 +18,6 @@ from perilune.kernels.mla import cuda_decode
 from perilune.kernels.mla.traits import DECODE, LONG_SHARES
 from perilune.kernels.registry import load_attr, spec
 from perilune.kernels.testing.compare import relative_error
-from perilune.kernels.testing.properties import FAMILIES
-
-PATH = Path(__file__).parents[1] / "gpu" / "decode_faults.py"
-where = importlib.util.spec_from_file_location("decode_faults", PATH)
-faults = importlib.util.module_from_spec(where)
-sys.modules["decode_faults"] = faults
-where.loader.exec_module(faults)
-
-
-@pytest.mark.parametrize("name", faults.FAULTS)
-def test_a_fault_changes_one_place(name, tmp_path):
-    fault, (header,) = faults.FAULTS[name], cuda_decode.HEADERS
-    copies = faults.planted(fault, cuda_decode.SOURCE, header, tmp_path)
-    changed = [
-        copy.read_text() != path.read_text()
-        for copy, path in zip(copies, (cuda_decode.SOURCE, header), strict=True)
-    ]
-    assert sorted(changed) == [False, True]
-    assert [copy.name for copy in copies] == [cuda_decode.SOURCE.name, header.name]
-
-
-def test_a_fault_that_stands_nowhere_is_told(tmp_path):
-    with pytest.raises(ValueError, match="does not stand once"):
-        faults.planted(
-            faults.Fault("no such line", ""),
-            cuda_decode.SOURCE,
-            *cuda_decode.HEADERS,
-            tmp_path,
-        )
-
-
-def test_the_checks_that_find_them_are_there():
-    assert {fault.found_by for fault in faults.FAULTS.values()} <= {"conformance", *FAMILIES}
-    assert set(faults.CASES) <= spec(faults.OP).cases.keys()
-
-
-def test_what_a_process_says_is_its_verdict(monkeypatch, tmp_path):
-    script = tmp_path / "script.py"
-    monkeypatch.setattr(faults, "__file__", str(script))
-
-    def of(body: str) -> str:
-        script.write_text(body)
-        return faults.verdict("any")
-
-    assert of("print()") == ""
-    assert of("print('k3_rows: output 0 1.0e+00')") == "k3_rows: output 0 1.0e+00"
-    assert of("raise SystemExit(3)").startswith("exit status 3")
-    monkeypatch.setattr(faults, "SECONDS", 0.5)
-    assert of("while True: pass") == "nothing in 0.5 s"
-
 
 BOUND = BF16[torch.bfloat16].forward
 MOST_PROGRAMS = 132

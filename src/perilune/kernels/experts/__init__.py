@@ -82,7 +82,8 @@ def packed(
     """Any codes, and scale bytes from the first up to the last of `scales`."""
     low, high = scales
     codes = torch.randint(0, 256, (experts, rows, columns // 2), generator=generator)
-    groups = torch.randint(low, high + 1, (experts, rows, columns // GROUP), generator=generator)
+    shape = experts, rows, -(-columns // GROUP)
+    groups = torch.randint(low, high + 1, shape, generator=generator)
     return Packed(codes.to(torch.uint8), groups.to(torch.uint8))
 
 
@@ -111,6 +112,24 @@ def _from_mxfp4(
     }
 
 
+def shared_out(
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    counts: tuple[int, ...],
+    *,
+    width: int = 32,
+    inner: int = 64,
+) -> Inputs:
+    """So many pairs with each expert, two a token; what is left of the tokens is nobody's."""
+    pairs = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    nobody = torch.full((2 + len(pairs) % 2,), -1)
+    pairs = torch.cat([pairs, nobody])
+    expert_TR = pairs[torch.randperm(len(pairs), generator=generator)].view(-1, 2)
+    tokens, experts = len(expert_TR), len(counts)
+    inputs = _from_mxfp4(generator, dtype, tokens, experts, width=width, inner=inner)
+    return inputs | {"expert_TR": expert_TR}
+
+
 MXFP4 = OpSpec(
     name="experts_mxfp4",
     signature="(x_TL, expert_TR, weight_TR, w13_EMKW, w2_EMKW, wide, beta, linear_beta) -> y_TL",
@@ -127,6 +146,11 @@ MXFP4 = OpSpec(
         "wide_scales": lambda g, d: _from_mxfp4(g, d, 5, 3, scales=(118, 131)),
         "other_caps": lambda g, d: _from_mxfp4(g, d, 3, 4) | {"beta": 1.5, "linear_beta": 2.5},
         "elsewhere": lambda g, d: _elsewhere(_from_mxfp4(g, d, 11, 5)),
+        # On Hopper: products for every eight tokens of an expert, columns in a ring of four tiles.
+        "up_to_32_each": lambda g, d: shared_out(g, d, (5, 11, 20, 29), width=40),
+        "crowded": lambda g, d: shared_out(g, d, (45, 98), width=40),
+        "long_rows": lambda g, d: _from_mxfp4(g, d, 7, 3, width=520, inner=96),
+        "long_rows_crowded": lambda g, d: _from_mxfp4(g, d, 35, 1, width=520, inner=32),
     },
     tolerance=FP32,
     traits="perilune.kernels.experts.mxfp4_traits:SPEC",

@@ -43,9 +43,9 @@ def experts_mxfp4(
 def _weights(tiles_EMKW: Tensor, row_O: Tensor, column_I: Tensor) -> Tensor:
     """float64 [E, O, I]."""
     o, i = (x.to(tiles_EMKW.device) for x in (row_O[:, None], column_I))
-    words = tiles_EMKW.long()[:, o // 64, i // 128]
+    words, tile = tiles_EMKW.long(), (slice(None), o // 64, i // 128)
     thread = o // 16 % 4 * 32 + o % 8 * 4 + i // 2 % 4
-    word = _at(words, (i // 64 % 2 * 128 + thread) * 4 + i // 16 % 4)
+    word = words[*tile, (i // 64 % 2 * 128 + thread) * 4 + i // 16 % 4]
     code = torch.zeros_like(word)
     for (second_row, second_column), places in _BITS.items():
         here = (o // 8 % 2 * 8 == second_row) & (i // 8 % 2 * 8 == second_column)
@@ -53,12 +53,8 @@ def _weights(tiles_EMKW: Tensor, row_O: Tensor, column_I: Tensor) -> Tensor:
         found = bits[0] << 3 | bits[1] << 2 | bits[2] << 1 | bits[3]
         code = torch.where(here, found, code)
     byte = i // 32 % 2 * 2 + o // 8 % 2
-    scale = _at(words, 1024 + (o // 16 % 4 * 8 + o % 8) * 2 + i // 64 % 2) >> (8 * byte) & 255
+    scale_word = words[*tile, 1024 + (o // 16 % 4 * 8 + o % 8) * 2 + i // 64 % 2]
+    scale = scale_word >> (8 * byte) & 255
     magnitude = torch.tensor(_MAGNITUDES, dtype=torch.float64, device=code.device)[code & 7]
     value = torch.where(code > 7, -magnitude, magnitude)
     return value * torch.where(scale == 255, torch.nan, torch.exp2(scale.double() - 127))
-
-
-def _at(words: Tensor, index: Tensor) -> Tensor:
-    e, o, i, _ = words.shape
-    return words.gather(3, index.expand(o, i)[None, :, :, None].expand(e, o, i, 1))[..., 0]

@@ -61,6 +61,7 @@ def test_the_version(capsys):
         (["serve", "--tensor-parallel", "0"], "0 is less than 1"),
         (["serve", "--host-cache", "-1"], "-1 is no number of gigabytes"),
         (["serve", "--host-cache", "nan"], "nan is no number of gigabytes"),
+        (["serve", "--state-align", "-1"], "-1 is less than 0"),
         (["generate"], "PROMPT"),
         (["generate", "x", "--temperature", "9"], "9 is outside 0..2"),
         (["generate", "x", "--top-p", "0"], "0 is outside 0..1"),

@@ -37,6 +37,15 @@ def test_all_run_one_at_full_length_and_nothing_is_wasted(
     assert least + more - 64 * row_bytes - state_bytes < used <= least + more
 
 
+def test_a_share_of_what_running_sequences_leave_goes_to_states() -> None:
+    cost = CostModel(token_flops=1.0, pair_flops=1.0, row_bytes=10, state_bytes=1000)
+    sizes = {"page_len": 10, "max_running": 4, "max_context": 100}
+    slots = [room_of(104_000, cost, **sizes, state_share=x).slots for x in (0, 0.1, 0.5, 1)]
+    assert slots == [4 + 1, 4 + 10, 4 + 50, 4 + 98]
+    with pytest.raises(ConfigError, match=r"the share of states is from 0 to 1, not 1\.5"):
+        room_of(104_000, cost, **sizes, state_share=1.5)
+
+
 @pytest.mark.parametrize("name", ["tiny-k3", "tiny-kimi-linear"])
 def test_the_cost_is_that_of_real_pools(name: str) -> None:
     model = random_weights(Transformer(preset(name)), torch.Generator().manual_seed(1))

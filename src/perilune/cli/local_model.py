@@ -78,14 +78,6 @@ def positive_int(text: str) -> int:
     return value
 
 
-def gigabytes(text: str) -> int:
-    """Bytes. For argparse, as above."""
-    value = float(text)
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is no number of gigabytes")
-    return int(value * 2**30)
-
-
 def open_model(args: argparse.Namespace) -> OpenModel:
     """Loads the checkpoint in `--model`, by default the bundled one, and starts its engine.
 

@@ -13,13 +13,8 @@ from typing import Any
 
 import uvloop
 
-from perilune.cli.local_model import (
-    OpenModel,
-    add_run_options,
-    gigabytes,
-    positive_int,
-    start_model,
-)
+from perilune.cli.cache_options import add_cache_options, cache_options
+from perilune.cli.local_model import OpenModel, add_run_options, positive_int, start_model
 from perilune.gateway.app import Gateway
 from perilune.gateway.router import Route, Router
 from perilune.gateway.server import Address, free_address, listening
@@ -58,15 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="GPUs of this host that share the model (%(default)s)",
     )
-    parser.add_argument(
-        "--host-cache",
-        type=gigabytes,
-        metavar="GB",
-        help="host memory behind the prefix cache (default: none, or 0.25 with --disk-cache)",
-    )
-    parser.add_argument(
-        "--disk-cache", metavar="DIR", help="keeps there what host memory has no room for"
-    )
+    add_cache_options(parser)
     add_run_options(parser)
 
 
@@ -83,8 +70,7 @@ async def _serve(args: argparse.Namespace, address: Address) -> None:
         args,
         max_running=args.max_running,
         tensor_parallel=args.tensor_parallel,
-        host_cache_bytes=args.host_cache,
-        disk_cache=args.disk_cache,
+        **cache_options(args),
     )
     model, engine = opened
     gc.freeze()  # what is loaded stays: going through it holds every stream up

@@ -14,6 +14,9 @@ CPU_BYTES = 512 << 20
 GPU_SHARE = 0.8
 """Of what weights leave free; the rest is for activations."""
 
+STATE_SHARE = 0.5
+"""Of what running sequences leave free, for states that are kept."""
+
 
 def cost_of(model: Transformer) -> CostModel:
     """In the dtypes of `Transformer.new_pools`."""
@@ -38,14 +41,22 @@ def least_bytes(cost: CostModel, max_running: int, max_context: int) -> int:
 
 
 def room_of(
-    num_bytes: int, cost: CostModel, *, page_len: int, max_running: int, max_context: int
+    num_bytes: int,
+    cost: CostModel,
+    *,
+    page_len: int,
+    max_running: int,
+    max_context: int,
+    state_share: float = STATE_SHARE,
 ) -> Room:
-    """Slots for all that run; of the rest half for states that are kept, half for pages, but pages
-    for one sequence at full length at least.
+    """Slots for all that run; of the rest `state_share` for states that are kept, what is left for
+    pages, but pages for one sequence at full length at least.
 
     Raises:
-        ConfigError: there is no room for that.
+        ConfigError: there is no room for that, or the share is none.
     """
+    if not 0 <= state_share <= 1:
+        raise ConfigError(f"the share of states is from 0 to 1, not {state_share}")
     least = least_bytes(cost, max_running, max_context)
     if num_bytes < least:
         raise ConfigError(
@@ -55,7 +66,7 @@ def room_of(
     page_bytes = page_len * cost.row_bytes
     spare = num_bytes - max_running * cost.state_bytes
     full_pages = 1 + -(-max_context // page_len)
-    kept = min(spare // 2, spare - full_pages * page_bytes)
+    kept = min(int(spare * state_share), spare - full_pages * page_bytes)
     slots = max_running + max(kept // cost.state_bytes, 1)
     pages = max((num_bytes - slots * cost.state_bytes) // page_bytes, full_pages)
     return Room(pages, slots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from perilune.core.env import num_threads
 from perilune.core.errors import ConfigError
 from perilune.core.types import EngineInfo, TokenTable
 from perilune.engine.admission import admit
-from perilune.engine.cache_sizes import cost_of, default_bytes, room_of
+from perilune.engine.cache_sizes import STATE_SHARE, cost_of, default_bytes, room_of
 from perilune.engine.cache_tiers import tiers_of
 from perilune.engine.client import EngineClient
 from perilune.engine.core import EngineCore
@@ -24,6 +25,7 @@ from perilune.engine.grammar_compiler import GrammarCompiler
 from perilune.engine.host import Opened
 from perilune.engine.leader import load_shared
 from perilune.engine.pooled_memory import Room
+from perilune.engine.retention import Retention
 from perilune.engine.shared_graphs import SharedGraphs
 from perilune.engine.speculation import MAX_ROWS, FirstOf, LookupDrafter
 from perilune.engine.step_model import StepModel
@@ -33,6 +35,10 @@ from perilune.kernels.registry import resolved, spec
 from perilune.model.api import LanguageModel, load_model
 from perilune.model.device import device_of
 
+RETENTION = Retention(interval=8192, align=64, min_gap=16, max_cuts=16)
+"""The grid is for what comes back without its last tokens: where a template writes an answer's head
+anew, a conversation loses 63 tokens at most, and not the turn."""
+
 
 def open_core(
     model_dir: str,
@@ -41,7 +47,10 @@ def open_core(
     max_waiting: int = 256,
     prefill_budget: int | None = None,
     cache_bytes: int | None = None,
+    state_share: float = STATE_SHARE,
     prefix_cache: bool = True,
+    state_interval: int = RETENTION.interval,
+    state_align: int = RETENTION.align,
     host_cache_bytes: int | None = None,
     disk_cache: str | None = None,
     tensor_parallel: int = 1,
@@ -60,7 +69,10 @@ def open_core(
     fewer would leave idle.
     `cache_bytes`: memory for states and latents of running sequences and of cached prefixes, by
     default what `cache_sizes.default_bytes` says.
+    `state_share`: of that, for states that are kept, beside one for each that runs.
     `prefix_cache`: whether prompts go on from what earlier ones have left.
+    `state_interval`, `state_align`: where in a prompt states are kept (`retention`), beside its end
+    and where others have left it.
     `host_cache_bytes`: host memory for what the prefix cache has no room for on the card, by
     default none, or what a disk needs.
     `disk_cache`: a folder for what finds no room there either; its files go with the engine.
@@ -75,8 +87,12 @@ def open_core(
 
     Raises:
         ConfigError, CheckpointError, UnsupportedError: as `perilune.model.api.load_model`; the
-            draft model has another vocabulary, or there is to be no speculation.
+            draft model has another vocabulary, or there is to be no speculation; memory behind a
+            prefix cache that is off; memory or numbers that leave no room to run.
     """
+    if not prefix_cache and (host_cache_bytes or disk_cache):
+        raise ConfigError("host memory and files are of no use to a prefix cache that is off")
+    retention = replace(RETENTION, interval=state_interval, align=state_align)
     place = device_of(device)
     if progress and place.type == "cpu" and jit_cache.is_empty():
         print("perilune: compiling loops for this CPU, once (about 20 s)", file=sys.stderr)
@@ -101,6 +117,7 @@ def open_core(
         page_len=loaded.model.page_len,
         max_running=max_running,
         max_context=max_context,
+        state_share=state_share,
     )
     drafter = LookupDrafter() if speculation else None
     if draft_model is not None:
@@ -111,6 +128,7 @@ def open_core(
         model,
         room=room,
         cost=cost if prefix_cache else None,
+        retention=retention,
         tiers=tiers,
         drafter=drafter,
         device=loaded.device,

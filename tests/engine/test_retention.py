@@ -44,8 +44,14 @@ def test_what_the_hit_covers_is_not_kept_again():
 
 
 def test_close_ones_give_way_to_those_of_higher_rank():
-    retention = Retention(interval=10, align=16, min_gap=8)
+    retention = Retention(interval=10, min_gap=8)
     assert counts(50, 0, (33,), retention) == [10, 20, 33, 49]
+
+
+def test_the_aligned_one_may_be_near_to_the_end_and_nothing_else():
+    retention = Retention(align=16, min_gap=8)
+    assert counts(100, 0, (95,), retention) == [96, 99]
+    assert counts(100, 90, (), retention) == [99]
 
 
 def test_the_cap_keeps_ends_first_and_spreads_the_rest():
@@ -81,8 +87,9 @@ def test_cuts_are_what_the_kernels_take(prompt_len, hit_len, points, marks, rete
     assert found == sorted(set(found))
     assert all(hit_len < count < prompt_len for count in found)
     assert len(found) <= retention.max_cuts
-    gaps = [b - a for a, b in pairwise(found)]
-    assert all(gap >= retention.min_gap for gap in gaps)
+    aligned = retention.align and (prompt_len - 1) // retention.align * retention.align
+    apart = found[:-1] if aligned in found else found
+    assert all(b - a >= retention.min_gap for a, b in pairwise(apart))
     assert not found or found[-1] == prompt_len - 1
 
 

@@ -6,11 +6,13 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from perilune.core.errors import ConfigError
 from perilune.engine.cost_model import CostModel
+from perilune.engine.prefix_cache import ALPHA
 from perilune.engine.prefix_replay import Replayed, replay
 from perilune.engine.retention import Retention
 from perilune.gateway.load.prefix_oracle import IdealHits, ideal_hits
@@ -37,18 +39,43 @@ def run(args: argparse.Namespace) -> int:
     )
     for gb in args.gb:
         num_bytes = int(gb * 1e9)
-        got = replay(
-            _token_ids(requests),
+        got, ideal = replayed(
+            requests,
             cost,
             num_bytes=num_bytes,
             state_share=args.state_share,
             retention=retention,
             alpha=args.alpha,
         )
-        ideal = ideal_hits(map(_blocks, requests), num_bytes // cost.row_bytes)
         print(_row(gb, got, ideal), flush=True)
     print(f"\n{_LEGEND}")
     return 0
+
+
+class BesideIdeal(NamedTuple):
+    got: Replayed
+    ideal: Sequence[IdealHits]
+
+
+def replayed(
+    requests: Sequence[TracedRequest],
+    cost: CostModel,
+    *,
+    num_bytes: int,
+    state_share: float,
+    retention: Retention,
+    alpha: float = ALPHA,
+) -> BesideIdeal:
+    """Through the cache, and through ideal ones of the same bytes."""
+    got = replay(
+        _token_ids(requests),
+        cost,
+        num_bytes=num_bytes,
+        state_share=state_share,
+        retention=retention,
+        alpha=alpha,
+    )
+    return BesideIdeal(got, ideal_hits(map(_blocks, requests), num_bytes // cost.row_bytes))
 
 
 _HEADER = """\

@@ -42,6 +42,8 @@ from perilune.engine.reclaim import Freed, Reclaimer
 from perilune.engine.restore import restore
 from perilune.engine.slots import SlotPool
 
+ALPHA = 0.15
+
 
 class PrefixCache:
     def __init__(
@@ -51,7 +53,7 @@ class PrefixCache:
         *,
         page_len: int,
         cost: CostModel,
-        alpha: float = 0.15,
+        alpha: float = ALPHA,
         max_pinned: float = 0.5,
         off_card: OffCard | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -30,7 +30,8 @@ class Retention:
     tokens before the last prompt's end, where the template renders the answer's head anew."""
     min_gap: int = 1
     """Least distance from the hit and from each other; of two that are closer, the one of lower
-    rank is left out. The prompt's end is always kept."""
+    rank is left out. The prompt's end is always kept, and so is the aligned one however near to
+    it: it is for prompts that come back without the last few tokens."""
     max_cuts: int = 8
     """Most states of one prompt, its end included."""
 
@@ -87,7 +88,8 @@ def _admit(
     """`chosen`, whose first one is the end, and those of `ranked` that there is room for."""
     admitted = list(chosen)
     for cut in ranked:
-        taken = [hit_len, *(other.num_tokens for other in admitted)]
+        others = admitted[1:] if cut.reason == "aligned" else admitted
+        taken = [hit_len, *(other.num_tokens for other in others)]
         is_far = all(abs(cut.num_tokens - other) >= retention.min_gap for other in taken)
         is_inside = hit_len < cut.num_tokens < admitted[0].num_tokens
         if is_inside and is_far and len(admitted) < retention.max_cuts:

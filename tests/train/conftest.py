@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from perilune.model.presets import tiny_k3
+from perilune.train.archives import sha256
 from perilune.train.config import OptimConfig, TrainConfig
 from perilune.train.shards import join, save_shard
 
@@ -23,12 +24,16 @@ def counting_shard(num_documents, seed):
 def tiny_data(tmp_path_factory):
     """A data folder with two kinds of training text and one of validation text."""
     folder = tmp_path_factory.mktemp("data")
-    save_shard(folder, "train_prose", counting_shard(60, 1))
-    save_shard(folder, "train_chat", counting_shard(60, 2))
-    validation = counting_shard(5, 3)
-    save_shard(folder, "validation_prose", validation)
-    entry = {"text_bytes": len(validation.tokens), "num_tokens": len(validation.tokens)}
-    (folder / "manifest.json").write_text(json.dumps({"shards": {"validation_prose": entry}}))
+    shards = {
+        "train_prose": counting_shard(60, 1),
+        "train_chat": counting_shard(60, 2),
+        "validation_prose": counting_shard(5, 3),
+    }
+    entries = {}
+    for name, shard in shards.items():
+        files = {p.name: sha256(p) for p in save_shard(folder, name, shard)}
+        entries[name] = {"text_bytes": len(shard.tokens), "files": files}
+    (folder / "manifest.json").write_text(json.dumps({"shards": entries}))
     return folder
 
 

@@ -13,7 +13,13 @@ from perilune.text.tiktoken_ranks import byte_level, k3_style, load_ranks
 from perilune.text.xtml import render
 from perilune.train import archives, baseline, prepare
 from perilune.train.chat_text import read_chat_text, read_chatterbot, without_loops
-from perilune.train.corpus import capped, split_of, without_duplicates
+from perilune.train.corpus import (
+    SplitDocument,
+    capped,
+    split_of,
+    without_duplicates,
+    without_leaks,
+)
 from perilune.train.document import Conversation, Document, plain_text
 from perilune.train.encode import DocumentEncoder, render_conversation
 from perilune.train.html_text import html_to_text, rst_to_text
@@ -118,6 +124,14 @@ def test_duplicates_and_caps():
     assert len(kept) == 30
     assert kept == [d for d in many if d in kept]
     assert capped(many, 120) == kept
+
+
+def test_what_is_trained_on_validates_nothing():
+    """White space apart, and whatever the keys of the split say."""
+    sides = [("train", "a b"), ("validation", "a  b"), ("validation", "c"), ("train", "d")]
+    documents = [SplitDocument(split, text_document(text)) for split, text in sides]
+    kept = [(d.split, d.document.text) for d in without_leaks(documents)]
+    assert kept == [("train", "a b"), ("validation", "c"), ("train", "d")]
 
 
 def test_sources_name_their_licence_and_none_is_copyleft():

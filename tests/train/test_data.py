@@ -8,9 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perilune.core.errors import ConfigError
+from perilune.train.archives import sha256
 from perilune.train.data import IGNORED, PackedLoader, cut_pieces
 from perilune.train.prefetch import Prefetcher
-from perilune.train.shards import Shard, join, load_shard, save_shard
+from perilune.train.shards import (
+    Shard,
+    check_files,
+    fingerprint,
+    join,
+    load_shard,
+    save_shard,
+)
 
 PAD = 65_000
 
@@ -146,6 +154,55 @@ def test_shards_come_back_from_disk(tmp_path_factory, lens):
     save_shard(folder, "train_a", shard)
     for one, two in zip(shard, load_shard(folder, "train_a"), strict=True):
         assert np.array_equal(one, two)
+
+
+def test_a_shard_goes_on_in_more_files_and_is_one_again(tmp_path):
+    shard = make_shard([30, 5, 64, 1, 300, 7] * 5)
+    files = save_shard(tmp_path, "train_a", shard, max_tokens=100)
+    assert len(files) > 20
+    assert max(path.stat().st_size for path in files) == 2 * 300  # no document is cut
+    loaded = load_shard(tmp_path, "train_a")
+    assert np.array_equal(loaded.offsets, shard.offsets)
+    assert len(loaded.tokens) == len(shard.tokens)
+    one, two = (loader({"a": each}, {"a": 1.0}) for each in (shard, loaded))
+    for _ in range(20):
+        assert all(map(np.array_equal, next(one), next(two)))
+
+
+def test_ids_above_65535_come_back(tmp_path):
+    shard = join([np.array([1, 163_839], np.uint32), np.array([70_000], np.uint32)])
+    save_shard(tmp_path, "train_a", shard)
+    loaded = load_shard(tmp_path, "train_a")
+    assert loaded.tokens[0:3].tolist() == [1, 163_839, 70_000]
+    batch = next(loader({"a": loaded}, {"a": 1.0}))
+    assert 163_839 in batch.inputs_BL
+
+
+@pytest.fixture
+def described(tmp_path):
+    """A folder with a shard and its checksums."""
+    files = save_shard(tmp_path, "train_a", make_shard([30, 300, 7]))
+    entry = {"files": {path.name: sha256(path) for path in files}}
+    (tmp_path / "manifest.json").write_text(json.dumps({"shards": {"train_a": entry}}))
+    return tmp_path
+
+
+def test_a_changed_byte_is_found(described):
+    check_files(described, ["train_a"])
+    before = fingerprint(described)
+    path = described / "train_a.bin"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    load_shard(described, "train_a")
+    with pytest.raises(ConfigError, match=r"train_a\.bin is not the file that manifest\.json"):
+        check_files(described, ["train_a"])
+    assert fingerprint(described) == before
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"train_a\.bin is missing"):
+        check_files(described, ["train_a"])
+    with pytest.raises(ConfigError, match="does not know the shard train_b"):
+        check_files(described, ["train_b"])
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path):

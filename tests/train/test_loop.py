@@ -1,6 +1,7 @@
 """A whole run: it learns, resumes bit by bit, and its export is the model that was trained."""
 
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 import perilune
 from perilune.core.errors import CheckpointError, ConfigError, UnsupportedError
 from perilune.kernels.common.packing import Packing
+from perilune.model.init import random_weights
 from perilune.model.model import Transformer
 from perilune.model.mxfp4 import fake_quantize
 from perilune.model.parse_config import parse_config
@@ -148,6 +150,33 @@ def test_another_recipe_is_not_resumed(tiny_run):
         f"{tiny_run.out_dir} is a run of another recipe: model.text_config.hidden_size was 64, "
         "is 32; optim.peak_lr was 0.01, is 0.5; steps was 6, is 7"
     )
+
+
+def test_other_data_are_not_resumed_with(tiny_run, tmp_path):
+    train(tiny_run, stop_after_s=0)
+    other = tmp_path / "other"
+    shutil.copytree(tiny_run.data_dir, other)
+    assert train(replace(tiny_run, data_dir=str(other)), resume=True, stop_after_s=0) is None
+    manifest = other / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"text_bytes": ', '"text_bytes": 1'))
+    with pytest.raises(ConfigError, match="was trained on so far"):
+        train(replace(tiny_run, data_dir=str(other)), resume=True)
+
+
+def test_a_documents_states_start_afresh_in_a_row(tiny_run):
+    """KDA's states, its convolutions and attention see nothing of what lies in front."""
+    model = random_weights(loop.build_model(tiny_run), torch.Generator().manual_seed(1)).eval()
+    batch = DeviceBatch.of(next(loop.open_loader(tiny_run)), "cpu")
+    row = int(batch.segments_BL.amax(1).argmax())
+    ids_L, segments_L = batch.inputs_BL[row], batch.segments_BL[row]
+    assert segments_L.max() >= 1
+    with torch.no_grad():
+        packed = model.model(batch.inputs_BL.flatten(), Packing.rows(batch.segments_BL))
+        together_LD = packed.view(*batch.inputs_BL.shape, -1)[row]
+        for segment in range(int(segments_L.max()) + 1):
+            own_L = segments_L == segment
+            alone = model.model(ids_L[own_L], Packing.of([int(own_L.sum())]))
+            torch.testing.assert_close(together_LD[own_L], alone, rtol=1e-3, atol=1e-4)
 
 
 def test_a_run_may_move_between_its_pieces(tiny_run, tmp_path):

@@ -43,6 +43,8 @@ class Progress:
     """`TrainConfig.as_json` of the run."""
     losses: list[float] = field(default_factory=list)
     """`SpikeGuard.losses`."""
+    data: str = ""
+    """`shards.fingerprint` of what was trained on."""
 
 
 def latest(run: Path) -> Path | None:

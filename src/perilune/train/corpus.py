@@ -29,10 +29,21 @@ def without_duplicates(documents: Iterable[Document]) -> Iterator[Document]:
     """Drops documents whose text was seen before, white space aside."""
     seen: set[int] = set()
     for document in documents:
-        key = stable_hash(" ".join(plain_text(document).split()))
+        key = _content(document)
         if key not in seen:
             seen.add(key)
             yield document
+
+
+def without_leaks(documents: Iterable[SplitDocument]) -> list[SplitDocument]:
+    """Drops validation documents whose text is also one to train on, white space aside."""
+    held = list(documents)
+    trained = {_content(d.document) for d in held if d.split == "train"}
+    return [d for d in held if d.split == "train" or _content(d.document) not in trained]
+
+
+def _content(document: Document) -> int:
+    return stable_hash(" ".join(plain_text(document).split()))
 
 
 def capped(documents: Iterable[Document], max_bytes: int) -> list[Document]:

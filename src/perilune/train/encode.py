@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +20,19 @@ _MAX_STRUCTURE_CHARS = 12
 class DocumentEncoder:
     def __init__(self, tokenizer: RankTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
         self._eos = tokenizer.special_ids["[EOS]"]
         self._structure = lru_cache(maxsize=8192)(
             lambda text, markup: tuple(tokenizer.encode_segments([(text, markup)]))
         )
 
-    def encode(self, document: Document) -> npt.NDArray[np.uint16]:
+    def encode(self, document: Document) -> npt.NDArray[Any]:
         if document.text is not None:
-            return np.array([*self._tokenizer.encode(document.text), self._eos], np.uint16)
+            return np.array([*self._tokenizer.encode(document.text), self._eos], self._dtype)
         assert document.conversation is not None
         return self._encode_segments(render_conversation(document.conversation))
 
-    def _encode_segments(self, segments: list[Segment]) -> npt.NDArray[np.uint16]:
+    def _encode_segments(self, segments: list[Segment]) -> npt.NDArray[Any]:
         ids: list[int] = []
         for segment in segments:
             if segment.markup or len(segment.text) <= _MAX_STRUCTURE_CHARS:
@@ -38,7 +40,7 @@ class DocumentEncoder:
             else:
                 piece = self._tokenizer.encode(segment.text)
             ids += piece
-        return np.array(ids, np.uint16)
+        return np.array(ids, self._dtype)
 
 
 def render_conversation(conversation: Conversation) -> list[Segment]:

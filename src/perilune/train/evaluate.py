@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from perilune.core.errors import ConfigError
 from perilune.model.model import Transformer
 from perilune.train.data import IGNORED, Batch, BatchWriter, Piece, cut_pieces
-from perilune.train.shards import Shard, load_shard
+from perilune.train.shards import Shard, load_shard, read_manifest
 from perilune.train.step import DeviceBatch, LossFunction, batch_loss
 
 
@@ -42,10 +40,7 @@ def held_out_sets(data_dir: Path, row_len: int, rows: int, pad_id: int) -> Itera
     Raises:
         ConfigError: there is no manifest, or a shard is missing.
     """
-    path = data_dir / "manifest.json"
-    if not path.is_file():
-        raise ConfigError(f"{path} is missing: it tells the size of the validation text")
-    shards = json.loads(path.read_text(encoding="utf-8"))["shards"]
+    shards = read_manifest(data_dir)["shards"]
     for name in sorted(name for name in shards if name.startswith("validation_")):
         shard, kind = load_shard(data_dir, name), name.removeprefix("validation_")
         if shard.num_documents:

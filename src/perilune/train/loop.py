@@ -35,7 +35,7 @@ from perilune.train.qat import QuantiseFrom
 from perilune.train.recompute import recomputed
 from perilune.train.run_facts import facts_of, write_facts
 from perilune.train.run_log import METRICS_FILE, RunLog, read_metrics
-from perilune.train.shards import load_shard
+from perilune.train.shards import check_files, fingerprint, load_shard
 from perilune.train.step import (
     DeviceBatch,
     LossFunction,
@@ -84,6 +84,7 @@ def _train(
     stop_at = float("inf") if stop_after_s is None else time.monotonic() + stop_after_s
     out = Path(config.out_dir)
     _check(config, team, out, resume)
+    data = _checked_data(config, team, resume)
     loader = open_loader(config)
     model = build_model(config)
     quantise = QuantiseFrom(config.device)
@@ -129,6 +130,7 @@ def _train(
                     loader=batches.state_dict(),
                     recipe=config.as_json(),
                     losses=list(stepper.guard.losses),
+                    data=data,
                 )
                 checkpoint.save_state(out, model, optimizers, progress, team)
                 if team.rank == 0:
@@ -162,6 +164,17 @@ def _check(config: TrainConfig, team: Team, out: Path, resume: bool) -> None:
         changed = differences(checkpoint.read_progress(out).recipe, config.as_json())
         if changed:
             raise ConfigError(f"{out} is a run of another recipe: {'; '.join(changed)}")
+
+
+def _checked_data(config: TrainConfig, team: Team, resume: bool) -> str:
+    """The fingerprint of the data, whose files are what they were."""
+    folder = Path(config.data_dir)
+    data = fingerprint(folder)
+    if resume and checkpoint.read_progress(Path(config.out_dir)).data != data:
+        raise ConfigError(f"{folder} holds other data than {config.out_dir} was trained on so far")
+    if team.rank == 0:
+        check_files(folder, [f"train_{kind}" for kind in config.mixture])
+    return data
 
 
 def build_model(config: TrainConfig) -> Transformer:

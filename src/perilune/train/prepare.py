@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
 from perilune.core.errors import ConfigError
 from perilune.text.tiktoken_ranks import RankTokenizer, k3_style, load_ranks
 from perilune.train import archives, bpe
-from perilune.train.corpus import Split, read_source, split_of, without_duplicates
+from perilune.train.corpus import (
+    Split,
+    SplitDocument,
+    read_source,
+    split_of,
+    without_duplicates,
+    without_leaks,
+)
 from perilune.train.document import KINDS, Document, Kind, plain_text
 from perilune.train.encode import DocumentEncoder
-from perilune.train.shards import join, save_shard
+from perilune.train.shards import MANIFEST, join, save_shard
 from perilune.train.sources import SOURCES, Source, fetch
 from perilune.train.synthetic.generate import generate
 
@@ -60,14 +67,17 @@ def prepare(
         _origin("synthetic", "this package", str(SYNTHETIC_SEED), "Apache-2.0", synthetic)
     )
     tokenizer = _tokenizer(tokenizer_dir, documents, num_ranks, progress)
-    shards = _encode(documents, tokenizer, out_dir, progress)
+    on_sides = [SplitDocument(split_of(d, VALIDATION_PER_MILLE[d.kind]), d) for d in documents]
+    kept = without_leaks(on_sides)
+    shards = _encode(kept, tokenizer, out_dir, progress)
     manifest = {
         "vocab_size": tokenizer.vocab_size,
         "tokenizer_sha256": archives.sha256(tokenizer_dir / "tiktoken.model"),
         "sources": origins,
+        "validation_documents_dropped": len(on_sides) - len(kept),
         "shards": shards,
     }
-    path = out_dir / "manifest.json"
+    path = out_dir / MANIFEST
     path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return Prepared(path, manifest)
 
@@ -141,7 +151,17 @@ def _origin(
         "kinds": sorted({document.kind for document in documents}),
         "num_documents": len(documents),
         "text_bytes": sum(len(plain_text(document).encode()) for document in documents),
+        "text_sha256": _text_sha256(documents),
     }
+
+
+def _text_sha256(documents: list[Document]) -> str:
+    """Of what was read, whatever it was read from: sizes and texts in order."""
+    digest = hashlib.sha256()
+    for document in documents:
+        text = plain_text(document).encode()
+        digest.update(f"{len(text)}:".encode() + text)
+    return digest.hexdigest()
 
 
 def _tokenizer(
@@ -161,14 +181,14 @@ def _tokenizer(
 
 
 def _encode(
-    documents: list[Document], tokenizer: RankTokenizer, out_dir: Path, progress: bool
+    documents: list[SplitDocument], tokenizer: RankTokenizer, out_dir: Path, progress: bool
 ) -> dict[str, Any]:
     encoder = DocumentEncoder(tokenizer)
-    encoded: dict[tuple[Split, Kind], list[npt.NDArray[np.uint16]]] = defaultdict(list)
+    encoded: dict[tuple[Split, Kind], list[npt.NDArray[Any]]] = defaultdict(list)
     texts: dict[tuple[Split, Kind], list[str]] = defaultdict(list)
     text_bytes: dict[tuple[Split, Kind], int] = defaultdict(int)
-    for document in tqdm(documents, desc="encode", unit="doc", disable=not progress):
-        key = split_of(document, VALIDATION_PER_MILLE[document.kind]), document.kind
+    for split, document in tqdm(documents, desc="encode", unit="doc", disable=not progress):
+        key = split, document.kind
         text = plain_text(document)
         encoded[key].append(encoder.encode(document))
         text_bytes[key] += len(text.encode()) + 1
@@ -186,7 +206,7 @@ def _encode(
     return entries
 
 
-def _write(out_dir: Path, name: str, documents: list[npt.NDArray[np.uint16]]) -> dict[str, Any]:
+def _write(out_dir: Path, name: str, documents: list[npt.NDArray[Any]]) -> dict[str, Any]:
     shard = join(documents)
     paths = save_shard(out_dir, name, shard)
     return {

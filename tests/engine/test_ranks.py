@@ -112,9 +112,9 @@ class Guesses:
         return [*right, (last + 1) % 128]
 
 
-@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize(("graphs", "drafts"), [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("crowded", [False, True])
-def test_a_follower_has_the_same_pools(model, prompts, request_of, crowded, graphs) -> None:
+def test_a_follower_has_the_same_pools(model, prompts, request_of, crowded, graphs, drafts) -> None:
     """Chunks, cuts, hits, copies, preemption, drafts or graphs: every byte of the tensors."""
     line = Line(model.model)
     if crowded:  # each needs a second page for its answer
@@ -126,7 +126,7 @@ def test_a_follower_has_the_same_pools(model, prompts, request_of, crowded, grap
         cost=cost_of(model.model),
         max_running=4,
         prefill_budget=48,
-        drafter=None if graphs else Guesses(prompts, want),
+        drafter=Guesses(prompts, want) if drafts else None,
         graphs=graphs,
         new_graphs=SharedGraphs,
     )
@@ -144,6 +144,8 @@ def test_a_follower_has_the_same_pools(model, prompts, request_of, crowded, grap
     assert kinds >= {"NewPools", "CopySlots", "Feed"}
     assert crowded or graphs or "Accept" in kinds
     assert (kinds >= {"NewGraphs", "Capture", "Replay"}) == graphs
+    of_drafts = {"NewDraftGraphs", "CaptureDrafts", "ReplayDrafts", "AcceptDrafts"}
+    assert crowded or (kinds >= of_drafts) == (graphs and drafts)
     assert crowded or "CopyPages" in kinds
     assert (core.scheduler.num_preempted > 0) == crowded
 

@@ -14,6 +14,7 @@ from perilune.core.types import EngineInfo, SamplingParams, TokenEvent, TokenReq
 from perilune.engine.admission import admit
 from perilune.engine.core import EngineCore
 from perilune.engine.fake_drafter import FakeDrafter
+from perilune.engine.fake_lane import LateLane
 from perilune.engine.fake_model import FakeModel
 from perilune.engine.fake_pools import FakePools
 from perilune.engine.pooled_memory import Room
@@ -71,9 +72,10 @@ def run(core: EngineCore, sequences: list[TokenSequence]) -> list[list[TokenEven
     prompts=st.lists(st.lists(st.integers(0, 15), min_size=1, max_size=20), min_size=1, max_size=5),
     samplings=st.lists(st.sampled_from(SAMPLINGS), min_size=5, max_size=5),
     seed=st.integers(0, 2**32),
+    graphs=st.booleans(),
 )
 def test_events_are_those_without_drafts(
-    prompts: list[list[int]], samplings: list[SamplingParams], seed: int
+    prompts: list[list[int]], samplings: list[SamplingParams], seed: int, graphs: bool
 ) -> None:
     def sequences() -> list[TokenSequence]:
         return [
@@ -84,7 +86,7 @@ def test_events_are_those_without_drafts(
     model, draw = FakeModel(INFO.vocab_size), Random(seed)
     drafter = FakeDrafter(model, lambda most: draw.randint(0, most))
     expected = run(core_of(model, None), sequences())
-    assert run(core_of(model, drafter), sequences()) == expected
+    assert run(core_of(model, drafter, graphs=graphs, lane=LateLane()), sequences()) == expected
 
 
 def test_a_right_draft_is_one_step_and_a_wrong_one_costs_none() -> None:
@@ -153,6 +155,23 @@ def test_rows_of_a_step_are_limited() -> None:
     decoding = [sequence_of([1]) for _ in range(MAX_ROWS // 2 + 1)]
     assert Speculation(drafter).propose(decoding).width == 0
     assert not drafter.wanted
+
+
+def test_where_widths_are_few_drafts_are_as_long_as_the_next_one() -> None:
+    drafter = Scripted([1, 2, 3, 4, 5, 6, 7])
+    speculation = Speculation(drafter, (3, 7))
+    [sequence] = decoding = [sequence_of([1], max_tokens=40)]
+    for num_right, wanted in ((1, 3), (3, 7), (5, 7)):
+        speculation.propose(decoding)
+        speculation.note(sequence, drafter.wanted[-1], num_right)
+        assert speculation.propose(decoding).width == drafter.wanted[-1] == wanted
+    for count, width in ((4, 7), (5, 3), (8, 3), (9, 0)):
+        many = [sequence_of([1], max_tokens=40) for _ in range(count)]
+        speculation = Speculation(Scripted([1, 2, 3, 4, 5]), (3, 7))
+        speculation.propose(many)
+        for each in many:
+            speculation.note(each, 3, 3)
+        assert speculation.propose(many).width == width
 
 
 def test_one_draft_among_many_sequences_is_not_worth_it() -> None:

@@ -55,10 +55,15 @@ class Knowing:
 
 
 def run(
-    model: Transformer, prompts: Sequence[Sequence[int]], drafter: Drafter | None
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    drafter: Drafter | None,
+    graphs: bool = False,
 ) -> tuple[list[list[int]], dict[tuple[int, int], torch.Tensor], int]:
     """Answers; states and the newest latents, by prompt and number of tokens seen; steps."""
-    core = EngineCore(model, room=ROOM, cost=COST, drafter=drafter, max_running=4)
+    core = EngineCore(
+        model, room=ROOM, cost=COST, drafter=drafter, max_running=4, graphs=graphs, run_ahead=False
+    )
     memory = core.scheduler.memory
     pools = memory.pools
     assert isinstance(pools, Pools)
@@ -103,11 +108,12 @@ def prompts_of(model: Transformer) -> list[list[int]]:
     ]
 
 
-def test_states_and_latents_are_those_without_drafts(model: Transformer) -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_states_and_latents_are_those_without_drafts(model: Transformer, graphs: bool) -> None:
     prompts = prompts_of(model)
     answers, states, num_steps = run(model, prompts, None)
     drafter = Knowing({tuple(p): a for p, a in zip(prompts, answers, strict=True)})
-    drafted, drafted_states, num_drafted_steps = run(model, prompts, drafter)
+    drafted, drafted_states, num_drafted_steps = run(model, prompts, drafter, graphs)
     assert drafted == answers
     assert num_drafted_steps < num_steps
     assert drafted_states.keys() <= states.keys()

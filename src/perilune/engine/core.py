@@ -17,6 +17,7 @@ from perilune.engine.batch import Chunk, Plan
 from perilune.engine.cache_tiers import Tiers
 from perilune.engine.cost_model import CostModel
 from perilune.engine.decode_graphs import Capacity, DecodeGraphs
+from perilune.engine.draft_graphs import WIDTHS, DraftGraphs
 from perilune.engine.errors import EngineClosedError, error_event
 from perilune.engine.flight import Flight
 from perilune.engine.lane import Lane, lane_of
@@ -26,7 +27,7 @@ from perilune.engine.runner import Runner
 from perilune.engine.sampler import Sampled
 from perilune.engine.scheduler import Scheduler
 from perilune.engine.sequence import TokenSequence
-from perilune.engine.speculation import Drafter, Speculation
+from perilune.engine.speculation import ANY_WIDTH, Drafter, Speculation
 from perilune.engine.step_model import StepModel
 
 FEW_STATES = Retention(min_gap=16)
@@ -68,7 +69,7 @@ class EngineCore:
         `tiers`: what it has beside the card.
         `drafter`: guesses tokens, which are verified together; None: nobody does.
         `max_context`: tokens of one sequence, for which graphs have room; by default what fits.
-        `graphs`: whether steps that only decode are captured and replayed. Not by default, as long
+        `graphs`: whether steps without prompts are captured and replayed. Not by default, as long
         as no GPU has run them in an engine.
         `new_graphs`: makes them, of what `DecodeGraphs` takes.
         `run_ahead`: where there are graphs, a step is launched before the one before has ended.
@@ -88,15 +89,20 @@ class EngineCore:
         place = torch.device(device)
         lane = lane or lane_of(place)
         self._graphs: DecodeGraphs | None = None
+        self._draft_graphs: DraftGraphs | None = None
         if graphs:
-            num_pages = memory.num_pages(min(max_context or memory.max_tokens, memory.max_tokens))
+            longest = memory.max_tokens if max_context is None else max_context + WIDTHS[-1]
+            num_pages = memory.num_pages(min(longest, memory.max_tokens))
             capacity = Capacity(max_running, num_pages)
             self._graphs = new_graphs(model, memory.pools, capacity, place, lane)
-        self._runner = Runner(model, memory.pools, place, lane, self._graphs)
+            if drafter is not None:
+                self._draft_graphs = self._graphs.for_drafts()
+        self._runner = Runner(model, memory.pools, place, lane, self._graphs, self._draft_graphs)
         self._runs_ahead = run_ahead
         self._flight: Flight | None = None
         """The step that was launched ahead."""
-        self._speculation = Speculation(drafter)
+        widths = ANY_WIDTH if self._draft_graphs is None else WIDTHS
+        self._speculation = Speculation(drafter, widths)
         self._changed = threading.Condition()
         self._closed = False
         self._failure: str | None = None
@@ -107,6 +113,8 @@ class EngineCore:
         """Captures all graphs, which would otherwise hold up the first steps. Before any step."""
         if self._graphs is not None:
             self._graphs.warm_up()
+        if self._draft_graphs is not None:
+            self._draft_graphs.warm_up()
 
     def add(self, sequence: TokenSequence) -> None:
         """Opens a sequence.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from perilune.engine.batch import Plan
 from perilune.engine.decode_buffers import DeviceBuffers, HostBuffer, PageTables
+from perilune.engine.draft_graphs import DraftGraphs
 from perilune.engine.flight import Flight, Results
 from perilune.engine.lane import Lane, Work
 from perilune.engine.sampler import draw, take_likeliest
@@ -52,6 +53,8 @@ class DecodeGraphs:
     ) -> None:
         self._model = model
         self._pools = pools
+        self._capacity = capacity
+        self._place = device
         self._lane = lane
         self._counts = row_counts(capacity.rows)
         self._device = DeviceBuffers(*capacity, device)
@@ -67,6 +70,10 @@ class DecodeGraphs:
         flight."""
         for count in reversed(self._counts):
             self.graph(count)
+
+    def for_drafts(self) -> DraftGraphs:
+        """Graphs of steps that verify, on the same pools."""
+        return DraftGraphs(self._model, self._pools, *self._capacity, self._place, self._lane)
 
     def launch(self, plan: Plan) -> Flight:
         """Enqueues a step without prompts. Raises ValueError as `HostBuffer.fill` does."""

@@ -52,28 +52,43 @@ class FakeModel:
             rows += [self.logits(seen[:end]) for end in ends]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
 
-    def verify(self, token_ids_T: Tensor, pools: FakePools, step: Sequence[Fed]) -> FakeVerified:
-        assert any(fed.is_draft for fed in step)
+    def verify(
+        self, token_ids_T: Tensor, pools: FakePools, step: Sequence[Fed] | FakeDecodeStep
+    ) -> FakeVerified:
+        if isinstance(step, FakeDecodeStep):
+            assert step.keep_N is not None
+        else:
+            assert any(fed.is_draft for fed in step)
         return FakeVerified(self.step(token_ids_T, pools, step), token_ids_T)
 
     def accept(
-        self, verified: FakeVerified, pools: FakePools, step: Sequence[Fed], keep_N: Tensor
+        self,
+        verified: FakeVerified,
+        pools: FakePools,
+        step: Sequence[Fed] | FakeDecodeStep,
+        keep_N: Tensor,
     ) -> None:
-        fed_ids = verified.token_ids_T.split([fed.num_new for fed in step])
-        drafts = [fed for fed in step if fed.is_draft]
+        if isinstance(step, FakeDecodeStep):
+            drafts = step.fed(pools.page_len)
+            fed_ids = verified.token_ids_T.split(step.num_each)
+        else:
+            drafts = [fed for fed in step if fed.is_draft]
+            fed_ids = verified.token_ids_T.split([fed.num_new for fed in step])
         for fed, ids, keep in zip(drafts, fed_ids, keep_N.tolist(), strict=False):
-            assert 1 <= keep <= fed.num_new
-            pools.accept(fed, ids[:keep].tolist())
+            if fed is not None:
+                assert 1 <= keep <= fed.num_new
+                pools.accept(fed, ids[:keep].tolist())
 
-    def _padded(self, token_ids_N: Tensor, pools: FakePools, fed: list[Fed | None]) -> Tensor:
-        assert token_ids_N.shape == (len(fed),)
+    def _padded(self, token_ids_T: Tensor, pools: FakePools, fed: list[Fed | None]) -> Tensor:
+        ids_NQ = token_ids_T.view(len(fed), -1)
         rows = [i for i, each in enumerate(fed) if each is not None]
-        logits_NV = torch.zeros(len(fed), self.vocab_size)
+        logits_NQV = torch.zeros(*ids_NQ.shape, self.vocab_size)
         real = [each for each in fed if each is not None]
         if real:
             check_slots(real)
-            logits_NV[rows] = self.step(token_ids_N[rows], pools, real)
-        return logits_NV
+            logits_RV = self.step(ids_NQ[rows].flatten(), pools, real)
+            logits_NQV[rows] = logits_RV.view(len(rows), -1, self.vocab_size)
+        return logits_NQV.flatten(0, 1)
 
     def logits(self, ids: Sequence[int]) -> Tensor:
         """The row [V] that follows `ids`: standard normal, times 3."""

@@ -63,24 +63,33 @@ class FakeDecodeStep(NamedTuple):
     slot_N: Tensor
     table_NJ: Tensor
     length_N: Tensor
-    row_N: Tensor
+    row_T: Tensor
+    keep_N: Tensor | None
+
+    @property
+    def num_each(self) -> int:
+        return len(self.row_T) // len(self.slot_N)
 
     def fed(self, page_len: int) -> list[Fed | None]:
-        """What each row says; None: it is inert."""
-        columns = (x.tolist() for x in (self.slot_N, self.length_N, self.row_N))
+        """What each sequence is; None: it is inert."""
+        assert self.keep_N is None or not self.keep_N.any(), "a step that verifies keeps nothing"
+        rows = self.row_T.view(len(self.slot_N), -1)
+        columns = (x.tolist() for x in (self.slot_N, self.length_N, rows))
         return [
-            self._fed(i, slot, length, row, page_len)
-            for i, (slot, length, row) in enumerate(zip(*columns, strict=True))
+            self._fed(i, slot, length, rows, page_len)
+            for i, (slot, length, rows) in enumerate(zip(*columns, strict=True))
         ]
 
-    def _fed(self, i: int, slot: int, length: int, row: int, page_len: int) -> Fed | None:
+    def _fed(self, i: int, slot: int, length: int, rows: list[int], page_len: int) -> Fed | None:
         if slot == NO_SLOT:
-            assert length == row == 0, f"row {i} is inert, but of {length} tokens, to {row}"
+            assert not any([length, *rows]), f"{i} is inert, but of {length} tokens, to {rows}"
             return None
+        each = len(rows)
         pages = self.table_NJ[i, : -(-length // page_len)].tolist()
-        to = pages[-1] * page_len + (length - 1) % page_len
-        assert row == to, f"row {i} goes to {row} instead of {to}"
-        return Fed(slot, pages, length - 1, 1, (), 1, True)
+        new = range(length - each, length)
+        to = [pages[t // page_len] * page_len + t % page_len for t in new]
+        assert rows == to, f"{i} goes to {rows} instead of {to}"
+        return Fed(slot, pages, new.start, each, (), each, True, self.keep_N is not None)
 
 
 class FakePools:
@@ -115,9 +124,14 @@ class FakePools:
         return fed
 
     def decode_step(
-        self, slot_N: Tensor, table_NJ: Tensor, length_N: Tensor, row_N: Tensor
+        self,
+        slot_N: Tensor,
+        table_NJ: Tensor,
+        length_N: Tensor,
+        row_T: Tensor,
+        keep_N: Tensor | None = None,
     ) -> FakeDecodeStep:
-        return FakeDecodeStep(slot_N, table_NJ, length_N, row_N)
+        return FakeDecodeStep(slot_N, table_NJ, length_N, row_T, keep_N)
 
     def feed(self, fed: Fed, token_ids: Sequence[int]) -> list[int]:
         """Computes a sequence's part of a step; all of its tokens. Rows of a draft are written.

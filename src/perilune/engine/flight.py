@@ -1,14 +1,14 @@
 """A step that has been launched, and what comes of it.
 
-Legend: R rows of logits, V vocabulary, B rows of a step that only decodes.
+Legend: R rows of logits, V vocabulary, B rows of a step without prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ class Results:
 
     logits_RV: Tensor | None = None
     """As `Plan.sampled` counts them; until the next step is launched."""
-    verified: Any = None
-    """What `Runner.read` needs of a step with drafts."""
+    accept: Callable[[Sequence[int]], None] | None = None
+    """Of a step with drafts: moves states on by so many tokens of each decoding chunk."""
     token_B: Tensor | None = None
     """On the host: -1 where none could be sampled; None: they are still to be sampled."""
     on_host: Sequence[int] = ()
@@ -47,7 +47,8 @@ class Flight(NamedTuple):
         assert logits_RV is not None
         if token_B is None:
             return _sample(self.plan, logits_RV)
-        return _read(self.plan, logits_RV, token_B, self.results.on_host)
+        read = _read_drafted if self.plan.width else _read
+        return read(self.plan, logits_RV, token_B, self.results.on_host)
 
 
 def _sample(plan: Plan, logits_RV: Tensor) -> list[list[Sampled]]:
@@ -73,6 +74,24 @@ def _read(
         for i, each in zip(on_host, sample(some_BV, states), strict=True):
             taken[i] = [each]
     return taken
+
+
+def _read_drafted(
+    plan: Plan, logits_BV: Tensor, token_B: Tensor, on_host: Sequence[int]
+) -> list[list[Sampled]]:
+    """Of a step that verifies drafts."""
+    sampled = [_sampled(token_id) for token_id in token_B.tolist()]
+    if on_host:
+        rows = [row for row in plan.sampled if row.index in on_host]
+        states = [row.chunk.sequence.sampling for row in rows]
+        some_BV = logits_BV[[row.index for row in rows]]
+        for row, each in zip(rows, sample(some_BV, states, [r.ahead for r in rows]), strict=True):
+            sampled[row.index] = each
+    firsts = range(0, len(sampled), 1 + plan.width)
+    return [
+        accepted(chunk, sampled[first : first + 1 + chunk.num_drafted])
+        for first, chunk in zip(firsts, plan.decoding, strict=True)
+    ]
 
 
 def _sampled(token_id: int) -> Sampled:

@@ -21,19 +21,25 @@ import torch
 from torch import Tensor
 
 from perilune.engine.decode_graphs import Capacity, DecodeGraphs
+from perilune.engine.draft_buffers import Shape
+from perilune.engine.draft_graphs import DraftGraphs
 from perilune.engine.errors import WireError
 from perilune.engine.hangup import when_gone
 from perilune.engine.lane import lane_of
 from perilune.engine.rank_wire import (
     Accept,
+    AcceptDrafts,
     Capture,
+    CaptureDrafts,
     CopyPages,
     CopySlots,
     Feed,
     Join,
+    NewDraftGraphs,
     NewGraphs,
     NewPools,
     Replay,
+    ReplayDrafts,
     ToRank,
     decode_to_rank,
 )
@@ -105,6 +111,7 @@ class Follower:
         self._device = device
         self._pools: Pools | None = None
         self._graphs: DecodeGraphs | None = None
+        self._draft_graphs: DraftGraphs | None = None
         self._verified: tuple[Verified, Step] | None = None
 
     @torch.inference_mode()
@@ -140,6 +147,14 @@ class Follower:
                 self._made_graphs.graph(rows)
             case Replay(rows, width, integers):
                 self._made_graphs.replay(rows, width, integers)
+            case NewDraftGraphs():
+                self._draft_graphs = self._made_graphs.for_drafts()
+            case CaptureDrafts(sequences, each):
+                self._made_draft_graphs.graphs(Shape(sequences, each))
+            case ReplayDrafts(sequences, each, width, integers):
+                self._made_draft_graphs.replay(Shape(sequences, each), width, integers)
+            case AcceptDrafts(sequences, each, num_kept):
+                self._made_draft_graphs.accept(Shape(sequences, each), num_kept)
             case Join():
                 raise WireError("a rank joins once")
 
@@ -147,6 +162,11 @@ class Follower:
     def _made_graphs(self) -> DecodeGraphs:
         assert self._graphs is not None
         return self._graphs
+
+    @property
+    def _made_draft_graphs(self) -> DraftGraphs:
+        assert self._draft_graphs is not None
+        return self._draft_graphs
 
     def _handed_out(self, count: int) -> Tensor:
         return self._ranks.handed_out(torch.empty(count, dtype=torch.long, device=self._device))

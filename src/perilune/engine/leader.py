@@ -147,9 +147,14 @@ class SharedPools:
         return Planned(step, Feed.of(decoding, prefilling, num_each=num_each, verify=verify))
 
     def decode_step(
-        self, slot_N: Tensor, table_NJ: Tensor, length_N: Tensor, row_N: Tensor
+        self,
+        slot_N: Tensor,
+        table_NJ: Tensor,
+        length_N: Tensor,
+        row_T: Tensor,
+        keep_N: Tensor | None = None,
     ) -> Step:
-        return self.own.decode_step(slot_N, table_NJ, length_N, row_N)
+        return self.own.decode_step(slot_N, table_NJ, length_N, row_T, keep_N)
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
         with all_or_none():
@@ -189,19 +194,25 @@ class SharedModel:
             self._ranks.handed_out(token_ids_T)
             return self._model.step(token_ids_T, pools.own, step.step)
 
-    def verify(self, token_ids_T: Tensor, pools: SharedPools, step: Planned) -> Verified:
+    def verify(self, token_ids_T: Tensor, pools: SharedPools, step: Planned | Step) -> Verified:
         """As `step`."""
         with all_or_none():
+            if isinstance(step, Step):
+                return self._model.verify(token_ids_T, pools.own, step)
             self.others.tell(step.feed)
             self._ranks.handed_out(token_ids_T)
             return self._model.verify(token_ids_T, pools.own, step.step)
 
-    def accept(self, verified: Verified, pools: SharedPools, step: Planned, keep_N: Tensor) -> None:
-        """Raises as `step` does."""
+    def accept(
+        self, verified: Verified, pools: SharedPools, step: Planned | Step, keep_N: Tensor
+    ) -> None:
+        """As `step`."""
         with all_or_none():
-            self.others.tell(Accept(len(keep_N)))
-            self._ranks.handed_out(keep_N)
-            self._model.accept(verified, pools.own, step.step, keep_N)
+            if not isinstance(step, Step):
+                self.others.tell(Accept(len(keep_N)))
+                self._ranks.handed_out(keep_N)
+                step = step.step
+            self._model.accept(verified, pools.own, step, keep_N)
 
 
 @contextmanager

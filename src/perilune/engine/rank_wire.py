@@ -132,7 +132,37 @@ class Replay(msgspec.Struct, tag=True, frozen=True):
     integers: bytes
 
 
-ToRank = Join | NewPools | CopySlots | CopyPages | Feed | Accept | NewGraphs | Capture | Replay
+class NewDraftGraphs(msgspec.Struct, tag=True, frozen=True):
+    """Of steps that verify drafts, with as much room as those of steps that only decode."""
+
+
+class CaptureDrafts(msgspec.Struct, tag=True, frozen=True):
+    sequences: int
+    each: int
+    """Tokens of a sequence."""
+
+
+class ReplayDrafts(msgspec.Struct, tag=True, frozen=True):
+    """A step in a graph, with its tokens."""
+
+    sequences: int
+    each: int
+    width: int
+    integers: bytes
+
+
+class AcceptDrafts(msgspec.Struct, tag=True, frozen=True):
+    """Of the step before."""
+
+    sequences: int
+    each: int
+    num_kept: list[int]
+
+
+OfGraphs = (
+    NewGraphs | Capture | Replay | NewDraftGraphs | CaptureDrafts | ReplayDrafts | AcceptDrafts
+)
+ToRank = Join | NewPools | CopySlots | CopyPages | Feed | Accept | OfGraphs
 
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 

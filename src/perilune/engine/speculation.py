@@ -21,6 +21,7 @@ from perilune.engine.sequence import TokenSequence
 
 MAX_ROWS = 32
 """Rows of all sequences in a step that verifies: beyond, products take longer by the row."""
+ANY_WIDTH = range(1, MAX_ROWS)
 
 
 class Drafts(NamedTuple):
@@ -88,11 +89,13 @@ class FirstOf:
 class Speculation:
     """Asks a drafter for as much as lately came true."""
 
-    def __init__(self, drafter: Drafter | None) -> None:
-        """None: nothing is ever drafted."""
+    def __init__(self, drafter: Drafter | None, widths: Sequence[int] = ANY_WIDTH) -> None:
+        """`drafter` of None: nothing is ever drafted. `widths`: those that a step may have, rising;
+        where there is none of the one that is wanted, rows cost the same with a longer draft."""
         self.num_drafted = 0
         self.num_accepted = 0
         self._drafter = drafter
+        self._allowed = widths
         self._widths: dict[TokenSequence, DraftWidth] = {}
 
     def propose(self, decoding: Sequence[TokenSequence]) -> Drafts:
@@ -102,18 +105,19 @@ class Speculation:
         for ended in [s for s in self._widths if s.finish_reason is not None]:
             del self._widths[ended]
             self._drafter.forget(ended)
-        if not decoding or _are_too_many(decoding):
+        if not decoding or self._are_too_many(decoding):
             return NO_DRAFTS
         wanted = {s: count for s in decoding if (count := self._wanted(s)) > 0}
         found = {s: ids for s, ids in self._drafter.draft(wanted).items() if ids} if wanted else {}
         width = _width([len(ids) for ids in found.values()], len(decoding))
         if width == 0:
             return NO_DRAFTS
+        width = self._rounded(width, len(decoding))
         return Drafts(width, {s: ids[:width] for s, ids in found.items()})
 
     def is_pausing(self, decoding: Sequence[TokenSequence]) -> bool:
         """Whether a step in which these decode has no drafts, whatever they will have sampled."""
-        if self._drafter is None or _are_too_many(decoding):
+        if self._drafter is None or self._are_too_many(decoding):
             return True
         return all(
             s.sampling.depends_on_output or ((width := self._widths.get(s)) and width.is_pausing)
@@ -122,7 +126,7 @@ class Speculation:
 
     def skip(self, decoding: Sequence[TokenSequence]) -> None:
         """Instead of `propose`, for a step of the pause."""
-        if _are_too_many(decoding):
+        if self._are_too_many(decoding):
             return
         for sequence in decoding:
             if sequence in self._widths:
@@ -139,12 +143,18 @@ class Speculation:
         if sequence.sampling.depends_on_output:
             return 0
         width = self._widths.setdefault(sequence, DraftWidth()).next()
+        if width:
+            width = self._rounded(width, 1)
         return min(width, sequence.max_tokens - len(sequence.generated_ids) - 1)
 
+    def _are_too_many(self, decoding: Sequence[TokenSequence]) -> bool:
+        """For the shortest drafts."""
+        return (1 + self._allowed[0]) * len(decoding) > MAX_ROWS
 
-def _are_too_many(decoding: Sequence[TokenSequence]) -> bool:
-    """For a draft of one token each."""
-    return 2 * len(decoding) > MAX_ROWS
+    def _rounded(self, width: int, num_sequences: int) -> int:
+        """Up where it can be."""
+        fitting = [w for w in self._allowed if (1 + w) * num_sequences <= MAX_ROWS]
+        return next((w for w in fitting if w >= width), fitting[-1])
 
 
 def _width(lengths: Sequence[int], num_sequences: int) -> int:

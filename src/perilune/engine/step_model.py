@@ -33,10 +33,18 @@ class StepPools(Protocol):
         """What the model's `step` takes, or its `verify`."""
         ...
 
-    def decode_step(self, slot_N: Tensor, table_NJ: Tensor, length_N: Tensor, row_N: Tensor) -> Any:
-        """The same for one token of each, of tensors that may change from run to run: int64 slots,
-        int32 pages, int32 tokens with the new one, and int64 rows that the new ones go to, counted
-        through all pages. Inert rows have slot `NO_SLOT`, no token and row 0."""
+    def decode_step(
+        self,
+        slot_N: Tensor,
+        table_NJ: Tensor,
+        length_N: Tensor,
+        row_T: Tensor,
+        keep_N: Tensor | None = None,
+    ) -> Any:
+        """The same of tensors that may change from run to run: int64 slots, int32 pages, int32
+        tokens with the new ones, and int64 rows that the new ones go to, counted through all pages.
+        One token of each, or with `keep_N`, int64 zeros, as many as there are rows, to be verified.
+        Inert sequences have slot `NO_SLOT`, no token and rows 0."""
         ...
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None: ...

@@ -177,12 +177,18 @@ class Pools:
         )
 
     def decode_step(
-        self, slot_N: Tensor, table_NJ: Tensor, length_N: Tensor, row_N: Tensor
+        self,
+        slot_N: Tensor,
+        table_NJ: Tensor,
+        length_N: Tensor,
+        row_T: Tensor,
+        keep_N: Tensor | None = None,
     ) -> Step:
-        """A step of one token of each, of tensors that are the caller's: a graph captured with it
-        runs whatever they hold then. They are as in `DecodeRange` and `Step.row_T`; nothing is
-        checked."""
-        return Step(DecodeRange(slot_N, table_NJ, length_N, None, 1), (), row_N, None)
+        """A step of as many tokens of each as there are rows, of tensors that are the caller's: a
+        graph captured with it runs whatever they hold then. They are as in `DecodeRange` and
+        `Step.row_T`; nothing is checked."""
+        num_each = row_T.shape[0] // slot_N.shape[0]
+        return Step(DecodeRange(slot_N, table_NJ, length_N, keep_N, num_each), (), row_T, None)
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
         """(source, destination) each: states and windows of all layers, as if all at once: a slot

@@ -1,8 +1,10 @@
 """Decoding with drafts looked up in the text, beside decoding without: one stream.
 
-    python benchmarks/speculation.py [MODEL_DIR] [--device cpu|cuda] [--threads N] [--out FILE]
+    python benchmarks/speculation.py [MODEL_DIR] [--device cpu|cuda] [--dtype float32|bfloat16]
+                                     [--threads N] [--out FILE]
 
-Both engines share the model's weights and run in turns in this process. Texts that repeat
+Both engines share the model's weights and run in turns in this process; on a GPU both run graphs,
+and the one without drafts launches steps ahead. Texts that repeat
 themselves are what lookup is for; drawn prose, which does not, shows what it costs. Answers with
 and without drafts have to be the same tokens, up to where two of them are as likely as each other
 to the last bits; the count of the same ones is printed.
@@ -50,7 +52,14 @@ def answer(
     model: LanguageModel, prompt: list[int], sampling: SamplingParams, drafter: Drafter | None
 ) -> dict[str, Any]:
     """One stream through an engine of its own; the time counts from its first token."""
-    core = EngineCore(model.model, device=model.device, drafter=drafter, max_running=1)
+    core = EngineCore(
+        model.model,
+        device=model.device,
+        drafter=drafter,
+        max_running=1,
+        graphs=model.device.type == "cuda",
+    )
+    core.warm_up()
     info = EngineInfo(
         model_id="",
         vocab_size=model.config.vocab_size,
@@ -79,6 +88,7 @@ def answer(
         "ids": sequence.generated_ids,
         "tokens_per_s": (NUM_NEW - num_before) / seconds,
         "tokens_per_step": (NUM_NEW - num_before) / num_steps,
+        "step_ms": 1e3 * seconds / num_steps,
         "drafted": stats.drafted_tokens_total,
         "accepted": stats.accepted_tokens_total,
     }
@@ -100,6 +110,8 @@ def measure(
         "ratio": spread(ratios),
         "plain_tokens_per_s": statistics.median(a["tokens_per_s"] for a in plain),
         "drafted_tokens_per_s": statistics.median(b["tokens_per_s"] for b in drafted),
+        "plain_step_ms": statistics.median(a["step_ms"] for a in plain),
+        "drafted_step_ms": statistics.median(b["step_ms"] for b in drafted),
         **{key: drafted[0][key] for key in ("tokens_per_step", "drafted", "accepted")},
         "same_tokens": same,
     }
@@ -109,16 +121,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", nargs="?", default="models/nano")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = load_model(args.model, args.device)
+    model = load_model(args.model, args.device, args.dtype)
     model.warm_up()
     tokenizer = load_chat_format(args.model).tokenizer
     result: dict[str, Any] = {
         **provenance("torch"),
+        "dtype": args.dtype,
         "new_tokens": NUM_NEW,
         "rounds": args.rounds,
         "texts": {

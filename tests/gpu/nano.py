@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from drafts import check_drafts
 from steps import Together, check_graph, check_mixed, mixed_truth
 from tiers import check_tiers
 from torch import Tensor
@@ -288,6 +289,7 @@ def main() -> int:
         model = load_model(NANO, device=args.device, dtype=dtype).model
         check_mixed(table.add, dtype, model, truth, LIMITS[dtype])
         check_tiers(table.add, dtype, model, prompts)
+        check_drafts(table.add, dtype, model, prompts, TIES[dtype])
         if args.device == "cuda" and dtype == "bfloat16":
             check_graph(table.add, dtype, model)
     for dtype in LIMITS:

@@ -19,7 +19,14 @@ from perilune.engine.fake_model import FakeModel
 from perilune.engine.fake_pools import FakePools
 from perilune.engine.pooled_memory import Room
 from perilune.engine.sequence import TokenSequence
-from perilune.engine.speculation import MAX_ROWS, Drafter, LookupDrafter, Speculation
+from perilune.engine.speculation import (
+    MAX_ROWS,
+    PATIENCE,
+    REST,
+    Drafter,
+    LookupDrafter,
+    Speculation,
+)
 
 INFO = EngineInfo(model_id="fake", vocab_size=16, max_context=80, eos_ids=frozenset({3}))
 SAMPLINGS = (
@@ -172,6 +179,42 @@ def test_where_widths_are_few_drafts_are_as_long_as_the_next_one() -> None:
         for each in many:
             speculation.note(each, 3, 3)
         assert speculation.propose(many).width == width
+
+
+def test_where_nothing_is_found_nobody_looks_for_some_steps() -> None:
+    class Never(Scripted):
+        def draft(self, wanted: Mapping[TokenSequence, int]) -> dict[TokenSequence, list[int]]:
+            self.wanted += wanted.values()
+            return {}
+
+    for rests, looked in ((False, "y" * 16), (True, "y" * PATIENCE + "nnnynnny")):
+        drafter = Never([])
+        speculation = Speculation(drafter, rests=rests)
+        decoding = [sequence_of([1])]
+        for number, looks in enumerate(looked):
+            num_asked, pauses = len(drafter.wanted), speculation.is_pausing(decoding)
+            if pauses and number % 2:  # launched ahead or not
+                speculation.skip(decoding)
+            else:
+                assert speculation.propose(decoding).width == 0
+            assert len(drafter.wanted) - num_asked == (looks == "y") == (not pauses)
+
+
+def test_what_is_found_ends_the_rest() -> None:
+    drafter = Scripted([])
+    speculation = Speculation(drafter, rests=True)
+    decoding = [sequence_of([1], max_tokens=90)]
+    for _ in range(PATIENCE):
+        speculation.propose(decoding)
+    for _ in range(REST):
+        assert speculation.is_pausing(decoding)
+        speculation.skip(decoding)
+    drafter.ids = [1, 2, 3]
+    for _ in range(PATIENCE + 1):
+        assert speculation.propose(decoding).width > 0
+    drafter.ids = []
+    speculation.propose(decoding)
+    assert not speculation.is_pausing(decoding)
 
 
 def test_one_draft_among_many_sequences_is_not_worth_it() -> None:

@@ -102,7 +102,8 @@ class EngineCore:
         self._flight: Flight | None = None
         """The step that was launched ahead."""
         widths = ANY_WIDTH if self._draft_graphs is None else WIDTHS
-        self._speculation = Speculation(drafter, widths)
+        rests = run_ahead and self._graphs is not None
+        self._speculation = Speculation(drafter, widths, rests=rests)
         self._changed = threading.Condition()
         self._closed = False
         self._failure: str | None = None

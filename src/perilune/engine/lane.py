@@ -43,7 +43,7 @@ class HostLane:
 
 class GpuLane:
     """The stream that is current where it is used. Its graphs take their memory from one pool: none
-    runs beside another, and none keeps anything in there for later."""
+    runs beside another, and what one leaves in there is only for the one right behind it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

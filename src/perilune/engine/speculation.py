@@ -22,6 +22,9 @@ from perilune.engine.sequence import TokenSequence
 MAX_ROWS = 32
 """Rows of all sequences in a step that verifies: beyond, products take longer by the row."""
 ANY_WIDTH = range(1, MAX_ROWS)
+PATIENCE, REST = 8, 3
+"""After so many steps in a row for which nothing was found nobody looks for so many more: they can
+be launched ahead."""
 
 
 class Drafts(NamedTuple):
@@ -89,13 +92,22 @@ class FirstOf:
 class Speculation:
     """Asks a drafter for as much as lately came true."""
 
-    def __init__(self, drafter: Drafter | None, widths: Sequence[int] = ANY_WIDTH) -> None:
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        widths: Sequence[int] = ANY_WIDTH,
+        *,
+        rests: bool = False,
+    ) -> None:
         """`drafter` of None: nothing is ever drafted. `widths`: those that a step may have, rising;
-        where there is none of the one that is wanted, rows cost the same with a longer draft."""
+        where there is none of the one that is wanted, rows cost the same with a longer draft.
+        `rests`: looks only now and then where nothing is found."""
         self.num_drafted = 0
         self.num_accepted = 0
         self._drafter = drafter
         self._allowed = widths
+        self._rest = REST if rests else 0
+        self._num_missed = self._num_resting = 0
         self._widths: dict[TokenSequence, DraftWidth] = {}
 
     def propose(self, decoding: Sequence[TokenSequence]) -> Drafts:
@@ -107,8 +119,12 @@ class Speculation:
             self._drafter.forget(ended)
         if not decoding or self._are_too_many(decoding):
             return NO_DRAFTS
+        if self._num_resting:
+            self.skip(decoding)
+            return NO_DRAFTS
         wanted = {s: count for s in decoding if (count := self._wanted(s)) > 0}
         found = {s: ids for s, ids in self._drafter.draft(wanted).items() if ids} if wanted else {}
+        self._note_found(bool(found), bool(wanted))
         width = _width([len(ids) for ids in found.values()], len(decoding))
         if width == 0:
             return NO_DRAFTS
@@ -119,7 +135,7 @@ class Speculation:
         """Whether a step in which these decode has no drafts, whatever they will have sampled."""
         if self._drafter is None or self._are_too_many(decoding):
             return True
-        return all(
+        return self._num_resting > 0 or all(
             s.sampling.depends_on_output or ((width := self._widths.get(s)) and width.is_pausing)
             for s in decoding
         )
@@ -128,6 +144,7 @@ class Speculation:
         """Instead of `propose`, for a step of the pause."""
         if self._are_too_many(decoding):
             return
+        self._num_resting = max(self._num_resting - 1, 0)
         for sequence in decoding:
             if sequence in self._widths:
                 self._widths[sequence].next()
@@ -138,6 +155,14 @@ class Speculation:
         self.num_accepted += num_right
         if sequence in self._widths:
             self._widths[sequence].note(num_drafted, num_right)
+
+    def _note_found(self, is_found: bool, is_wanted: bool) -> None:
+        if is_found:
+            self._num_missed = 0
+        elif is_wanted:
+            self._num_missed += 1
+            if self._num_missed >= PATIENCE:
+                self._num_resting = self._rest
 
     def _wanted(self, sequence: TokenSequence) -> int:
         if sequence.sampling.depends_on_output:

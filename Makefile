@@ -5,7 +5,7 @@ ARGS      ?=
 JOBS      ?= $(shell getconf _NPROCESSORS_ONLN)
 VENV      := .venv
 BIN       := $(VENV)/bin
-GENERATED := docs/balancing.md docs/claims.md docs/numerics.md
+GENERATED := docs/balancing.md docs/claims.md docs/numerics.md docs/prefix-cache.md
 PIP       := $(BIN)/python -m pip install -q --no-input --disable-pip-version-check $(PIP_FLAGS)
 # One torch thread a test process: on tiny models two threads on two cores lose to one.
 ONE_THREAD := PERILUNE_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE

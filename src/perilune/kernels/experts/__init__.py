@@ -120,14 +120,13 @@ def shared_out(
     width: int = 32,
     inner: int = 64,
 ) -> Inputs:
-    """So many pairs with each expert, two a token; what is left of the tokens is nobody's."""
-    pairs = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    nobody = torch.full((2 + len(pairs) % 2,), -1)
-    pairs = torch.cat([pairs, nobody])
-    expert_TR = pairs[torch.randperm(len(pairs), generator=generator)].view(-1, 2)
-    tokens, experts = len(expert_TR), len(counts)
+    """So many tokens with each expert, and two with none."""
+    expert_P = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    expert_P = torch.cat([expert_P, torch.full((2,), -1)])
+    expert_T1 = expert_P[torch.randperm(len(expert_P), generator=generator)][:, None]
+    tokens, experts = len(expert_T1), len(counts)
     inputs = _from_mxfp4(generator, dtype, tokens, experts, width=width, inner=inner)
-    return inputs | {"expert_TR": expert_TR}
+    return inputs | {"expert_TR": expert_T1, "weight_TR": inputs["weight_TR"][:, :1]}
 
 
 MXFP4 = OpSpec(

@@ -363,6 +363,8 @@ __device__ __forceinline__ void product(const Work& work) {
     CASE(80)
     CASE(88)
     CASE(96)
+#else
+#error "cases for so many tokens are missing"
 #endif
   }
 }

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from report import provenance
 from torch import Tensor, nn
 
 from perilune.core.types import EngineInfo, SamplingParams, TokenRequest
@@ -319,8 +320,11 @@ def main() -> None:
             del bench
     print(f"microseconds a step; context {args.context}, {mode}, {device}, {platform.machine()}")
     print(table(rows))
+    result = {**provenance("torch"), "context": args.context, **mode._asdict(), "us_a_step": rows}
+    if device.type == "cuda":
+        result["hardware"] = torch.cuda.get_device_name(device)
     if args.out:
-        args.out.write_text(json.dumps(rows, indent=1) + "\n")
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

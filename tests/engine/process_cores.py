@@ -208,11 +208,10 @@ def open_dying() -> Opened:
 
 def open_with_graphs(**options) -> Opened:
     """On a CPU, too, steps that only decode are captured and run ahead."""
-    from functools import partial
-
     from perilune.engine import opening
 
-    opening.EngineCore = partial(opening.EngineCore, graphs=True)
+    core = opening.EngineCore
+    opening.EngineCore = lambda model, **given: core(model, **given | {"graphs": True})
     return opening.open_core(**options)
 
 

@@ -58,7 +58,7 @@ class EngineCore:
         max_waiting: int = 256,
         prefill_budget: int = 256,
         max_context: int | None = None,
-        graphs: bool = False,
+        graphs: bool | None = None,
         new_graphs: Callable[..., DecodeGraphs] = DecodeGraphs,
         run_ahead: bool = True,
         lane: Lane | None = None,
@@ -69,8 +69,7 @@ class EngineCore:
         `tiers`: what it has beside the card.
         `drafter`: guesses tokens, which are verified together; None: nobody does.
         `max_context`: tokens of one sequence, for which graphs have room; by default what fits.
-        `graphs`: whether steps without prompts are captured and replayed. Not by default, as long
-        as no GPU has run them in an engine.
+        `graphs`: whether steps without prompts are captured and replayed; None: on a GPU.
         `new_graphs`: makes them, of what `DecodeGraphs` takes.
         `run_ahead`: where there are graphs, a step is launched before the one before has ended.
         `lane`: where steps run, by default the device's own.
@@ -90,7 +89,7 @@ class EngineCore:
         lane = lane or lane_of(place)
         self._graphs: DecodeGraphs | None = None
         self._draft_graphs: DraftGraphs | None = None
-        if graphs:
+        if place.type == "cuda" if graphs is None else graphs:
             longest = memory.max_tokens if max_context is None else max_context + WIDTHS[-1]
             num_pages = memory.num_pages(min(longest, memory.max_tokens))
             capacity = Capacity(max_running, num_pages)

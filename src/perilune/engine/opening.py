@@ -136,6 +136,8 @@ def open_core(
         max_waiting=max_waiting,
         prefill_budget=prefill_budget or (256 if place.type == "cpu" else 4096),
         max_context=max_context,
+        # Those that ranks share have run on CPUs alone so far.
+        graphs=None if tensor_parallel == 1 else False,
         new_graphs=DecodeGraphs if tensor_parallel == 1 else SharedGraphs,
     )
     return Opened(

@@ -16,10 +16,10 @@ from perilune.core.types import EngineInfo, EngineStats, TokenEvent, TokenReques
 from perilune.engine.errors import EngineClosedError
 from perilune.engine.host import Opened
 
-EXIT, SEGFAULT, HANG, RAISE, FATAL, NONSENSE = range(901, 907)
-"""Prompts with one of these ids do so in the step after their first token."""
-EXIT_AT_ONCE = 907
-"""Before the request is taken up."""
+BREAKING = range(901, 908)
+"""Prompts with one of these ids do so in the step after their first token, the last one's before
+the request is taken up."""
+EXIT, SEGFAULT, HANG, RAISE, FATAL, NONSENSE, EXIT_AT_ONCE = BREAKING
 
 
 class LostDeviceError(Exception):

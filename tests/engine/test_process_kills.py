@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from process_cores import token
+from process_cores import BREAKING, token
 
 from perilune.core.types import TokenEvent, TokenRequest
 from perilune.engine.client import EngineClient
@@ -26,7 +26,8 @@ MANY = 100_000
 
 
 def request_of(number: int, max_tokens: int) -> TokenRequest:
-    return TokenRequest(request_id=str(number), prompt_ids=(number,), max_tokens=max_tokens)
+    prompt_ids = (number % BREAKING.start,)
+    return TokenRequest(request_id=str(number), prompt_ids=prompt_ids, max_tokens=max_tokens)
 
 
 class Stream:
@@ -103,6 +104,12 @@ async def kill_mid_stream(supervisor: Supervisor, engine: EngineClient, round_nu
         stream.check_complete()
     rest = [event async for event in unread]
     assert [event.finish_reason for event in rest] == [None] * (len(rest) - 1) + ["error"]
+
+
+def test_no_request_breaks_an_engine_by_itself() -> None:
+    """However many rounds there are, what ends an engine is the kill."""
+    asked = {i for number in range(10_000) for i in request_of(number, 1).prompt_ids}
+    assert asked.isdisjoint(BREAKING)
 
 
 @pytest.mark.usefixtures("cores_in_reach")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -9,15 +11,20 @@ from perilune.core.types import TextLogprob
 from perilune.gateway.backends.shown_text import ShownText
 
 PIECES = st.lists(st.text("ab", max_size=3), max_size=8)
+PIECES_AND_CALLS = st.lists(st.none() | st.text("ab", max_size=3), max_size=8)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=3), max_size=2)
 
 
-def show(pieces: list[str], stops: list[str]):
+def show(pieces: Sequence[str | None], stops: list[str]):
+    """None is a tool call, which completes the text before it."""
     shown = ShownText(stops)
     deltas = []
     for piece in pieces:
         if shown.stopped:
             break
+        if piece is None:
+            deltas += shown.finish()
+            continue
         token = TextLogprob(token=piece, token_bytes=piece.encode(), logprob=-1.0)
         deltas += shown.feed(piece, [token])
     deltas += shown.finish()
@@ -38,8 +45,10 @@ def test_the_text_ends_before_the_first_stop_string(pieces, stops):
         assert text == whole
 
 
-@given(PIECES, STOPS)
+@given(PIECES_AND_CALLS, STOPS)
 @example(["abb", "b"], ["bba"])
+@example(["a", "b", None, None], ["ba"])
+@example(["a", "b", None, "a"], ["ba"])
 def test_log_probabilities_come_with_their_text(pieces, stops):
     """At every moment they cover the shown text, and reach no further than its last token."""
     _, deltas = show(pieces, stops)

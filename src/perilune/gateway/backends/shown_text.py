@@ -34,10 +34,14 @@ class ShownText:
         return _delta(result.text, shown)
 
     def finish(self) -> list[TextDelta]:
-        """What was held back, at the end of an answer; nothing after a stop string."""
+        """What was held back, where the text is complete: at the end of an answer, and before each
+        tool call. Nothing after a stop string."""
         if self.stopped:
             return []
-        return _delta(self._stops.flush(), [logprob for _, logprob in self._waiting])
+        shown = [logprob for _, logprob in self._waiting]
+        self._waiting.clear()
+        self._num_shown = self._num_fed
+        return _delta(self._stops.flush(), shown)
 
 
 def _delta(text: str, logprobs: Sequence[TextLogprob]) -> list[TextDelta]:

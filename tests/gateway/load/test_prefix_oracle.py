@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perilune.gateway.load.prefix_oracle import ideal_hits
@@ -61,6 +61,17 @@ def test_policies_keep_their_order(prompts, capacity):
     assert hits(prompts, total) == dict.fromkeys(("infinite", "lru", "belady"), found["infinite"])
 
 
+def blocks(*lengths: str) -> list[Block]:
+    return [Block(each[0], int(each[1:])) for each in lengths]
+
+
+ENDS_IN_A_BLOCK = [
+    *(blocks("b3", "b3", "a1"), blocks("a2"), blocks("b3", "b1"), blocks("c1")),
+    *(blocks("a1"), blocks("a1"), blocks("a3", "a1")),
+]
+
+
+@example(ENDS_IN_A_BLOCK, 7)
 @given(conversations(), st.integers(1, 12))
 def test_lru_is_that_of_single_tokens(prompts, capacity):
     """A token of the prompt tree: used with every prompt that has it, the deepest going first."""

@@ -35,7 +35,8 @@ class IdealHits(Struct, frozen=True, kw_only=True):
 
 
 class _Stop(NamedTuple):
-    """A block on the way of a prompt: a node of the tree of all prefixes."""
+    """A piece of a block on the way of a prompt: a node of the tree of all prefixes, which a prompt
+    has as a whole or not at all."""
 
     node: int
     depth: int
@@ -65,14 +66,30 @@ def ideal_hits(prompts: Iterable[Prompt], capacity_tokens: int | None) -> list[I
 
 
 def _paths(prompts: Iterable[Prompt]) -> list[list[_Stop]]:
-    nodes: dict[tuple[int, str], int] = {}
-    paths: list[list[_Stop]] = []
+    """Blocks are cut wherever a prompt ends in one: its other tokens are not used then."""
+    blocks: dict[tuple[int, int, str], int] = {}
+    ends: dict[int, set[int]] = {}
+    walks: list[list[tuple[int, int]]] = []
     for prompt in prompts:
+        walk: list[tuple[int, int]] = []
+        before, at = -1, 0
+        for block in prompt:
+            found = blocks.setdefault((before, at, block.key), len(blocks))
+            before, at = found, block.num_tokens
+            ends.setdefault(found, set()).add(block.num_tokens)
+            walk.append((before, at))
+        walks.append(walk)
+    cuts = {block: sorted(lengths) for block, lengths in ends.items()}
+    nodes: dict[tuple[int, int], int] = {}
+    paths: list[list[_Stop]] = []
+    for walk in walks:
         path: list[_Stop] = []
-        parent = -1
-        for depth, block in enumerate(prompt):
-            parent = nodes.setdefault((parent, block.key), len(nodes))
-            path.append(_Stop(parent, depth, block.num_tokens))
+        for block, num_tokens in walk:
+            begin = 0
+            for end in cuts[block][: cuts[block].index(num_tokens) + 1]:
+                node = nodes.setdefault((block, end), len(nodes))
+                path.append(_Stop(node, len(path), end - begin))
+                begin = end
         paths.append(path)
     return paths
 
@@ -96,7 +113,7 @@ def _hits(
     paths: Sequence[Sequence[_Stop]], uses: Sequence[Sequence[float]], capacity: float
 ) -> int:
     """Evicts the greatest use first and, among equals, the deepest: never a parent before its
-    child, so that what is held is always a tree of prefixes. The last block evicted is cut."""
+    child, so that what is held is always a tree of prefixes. The last piece evicted is cut."""
     held: dict[int, int] = {}
     use_of: dict[int, float] = {}
     victims: list[tuple[float, int, int]] = []

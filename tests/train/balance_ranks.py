@@ -6,13 +6,13 @@ ranks the biases that it comes to alone.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from forked_ranks import forked
 
 from perilune.model.moe import MoE
 from perilune.model.parse_config import parse_config
@@ -64,13 +64,6 @@ def main(folder: Path, rank: int) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    children = []
-    for rank in range(SIZE):
-        child = os.fork()
-        if not child:
-            main(folder, rank)
-            os._exit(0)
-        children.append(child)
-    failed = any(os.waitpid(child, 0)[1] for child in children)
+    failed = forked(SIZE, main, folder)
     torch.save({rule: biases(rule, slice(None)) for rule in RULES}, folder / "alone")
     sys.exit(failed)

@@ -7,7 +7,6 @@ scaled, as by QK-Clip.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from forked_ranks import forked
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -92,13 +92,6 @@ def main(folder: Path, rank: int) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    children = []
-    for rank in range(SIZE):
-        child = os.fork()
-        if not child:
-            main(folder, rank)
-            os._exit(0)
-        children.append(child)
-    failed = any(os.waitpid(child, 0)[1] for child in children)
+    failed = forked(SIZE, main, folder)
     torch.save({"params": trained(lambda _, x: x)}, folder / "alone")
     sys.exit(failed)

@@ -15,17 +15,34 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from perilune.core.env import cache_dir
 from perilune.core.whole_file import write_whole
 from perilune.kernels.common.errors import CompileError
+from perilune.kernels.common.triton_math import is_hopper
 
 log = logging.getLogger(__name__)
+
+HOPPER = "sm_90a"
+"""The architecture with the products of warp groups, which later GPUs do not have."""
 
 
 def is_installed() -> bool:
     """Whether `cuda-bindings` is, found without an import of it."""
     # Other distributions bring a package of this name, too.
     return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
+
+
+def serves(device: torch.device, otherwise: str) -> bool:
+    """Whether programs for `HOPPER` run on `device`: on Hopper alone, if `cuda-bindings` is there.
+    Where only that is missing, a warning says what is done `otherwise`."""
+    if not is_hopper(device):
+        return False
+    if not is_installed():
+        log.warning("cuda-bindings is not installed: %s on %s", otherwise, device)
+        return False
+    return True
 
 
 def cubin(source: Path, headers: tuple[Path, ...], defined: Mapping[str, int], arch: str) -> bytes:

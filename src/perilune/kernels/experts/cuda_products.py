@@ -10,7 +10,6 @@ Legend: P pairs (in the experts' order), L expert input width, I intermediate wi
 from __future__ import annotations
 
 import ctypes
-import logging
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,16 +19,11 @@ from torch import Tensor
 
 from perilune.kernels.common import nvrtc
 from perilune.kernels.common.cuda_driver import Kernel, launch, load
-from perilune.kernels.common.triton_math import is_hopper
 from perilune.kernels.experts.tiles import ROWS
 from perilune.kernels.experts.triton_schedule import Plan, tokens_of_tile
 
-log = logging.getLogger(__name__)
-
 SOURCE = Path(__file__).with_suffix(".cu")
 HEADERS = (Path(nvrtc.__file__).with_name("cuda_hopper.cuh"),)
-ARCH = "sm_90a"
-"""Hopper with the products of its warp groups, which later GPUs do not have."""
 TOKEN_BYTES = 256
 """Of a column tile of 128."""
 ALIGNMENT = 16
@@ -75,13 +69,7 @@ def serves(x_TL: Tensor, wide: bool) -> bool:
 
 @cache
 def is_available(device: torch.device) -> bool:
-    """Whether these programs run on `device`: on Hopper alone, and if `cuda-bindings` is there."""
-    if not is_hopper(device):
-        return False
-    if not nvrtc.is_installed():
-        log.warning("cuda-bindings is not installed: experts pad their tokens on %s", device)
-        return False
-    return True
+    return nvrtc.serves(device, "experts pad their tokens")
 
 
 def tile_for(pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
@@ -166,7 +154,7 @@ def kernel_of(name: str, tile: Tile, device: torch.device) -> Kernel:
         CompileError: NVRTC does not accept the source.
         DriverError: the device does not take the code.
     """
-    code = nvrtc.cubin(SOURCE, HEADERS, defined(tile), ARCH)
+    code = nvrtc.cubin(SOURCE, HEADERS, defined(tile), nvrtc.HOPPER)
     # Boxes of the copies lie at multiples of 1024 bytes.
     shared_bytes = tile.stages * tile.tokens * TOKEN_BYTES + 1024
     with torch.cuda.device(device):

@@ -5,7 +5,6 @@ Legend: N sequences, Q query tokens of each, H heads, C latent width.
 
 from __future__ import annotations
 
-import logging
 from ctypes import c_float, c_int, c_void_p
 from functools import cache
 from pathlib import Path
@@ -16,16 +15,12 @@ from torch import Tensor
 from perilune.kernels.common import nvrtc
 from perilune.kernels.common.cuda_driver import Kernel, load, rows_in_boxes
 from perilune.kernels.common.cuda_driver import launch as launch_kernel
-from perilune.kernels.common.triton_math import LOG2_E, is_hopper
+from perilune.kernels.common.triton_math import LOG2_E
 from perilune.kernels.mla.triton_decode_plan import Parts, Plan
 from perilune.kernels.mla.triton_decode_rows import BOX, BOXED_CHANNELS, Rows
 
-log = logging.getLogger(__name__)
-
 SOURCE = Path(__file__).with_suffix(".cu")
 HEADERS = (Path(nvrtc.__file__).with_name("cuda_hopper.cuh"),)
-ARCH = "sm_90a"
-"""Hopper with the products of its warp groups, which later GPUs do not have."""
 QUERY_ROWS = 96
 """Of a tile: K3's heads, of one query token."""
 TOKENS = 64
@@ -47,13 +42,7 @@ def serves(q_NQHC: Tensor, rows: Rows) -> bool:
 
 @cache
 def is_available(device: torch.device) -> bool:
-    """Whether these programs run on `device`: on Hopper alone, and if `cuda-bindings` is there."""
-    if not is_hopper(device):
-        return False
-    if not nvrtc.is_installed():
-        log.warning("cuda-bindings is not installed: decoding pads 96 heads to 128 on %s", device)
-        return False
-    return True
+    return nvrtc.serves(device, "decoding pads 96 heads to 128")
 
 
 def plan_of(rows: int, programs: int) -> Plan:
@@ -98,6 +87,6 @@ def kernel_of(device: torch.device) -> Kernel:
         CompileError: NVRTC does not accept the source.
         DriverError: the device does not take the code.
     """
-    code = nvrtc.cubin(SOURCE, HEADERS, defined(), ARCH)
+    code = nvrtc.cubin(SOURCE, HEADERS, defined(), nvrtc.HOPPER)
     with torch.cuda.device(device):
         return load(code, "attend", THREADS, SHARED_BYTES)
